@@ -113,7 +113,12 @@ def build_app(
     )
     body_reader = JsonBodyReader(config.frontend.max_body_bytes, config.frontend.max_image_bytes, uploads.limiter)
     encoding_service = EncodingService(
-        submission, config.frontend, load_tokenizer or _load_tokenizer, tracer, statistics
+        submission,
+        config.frontend,
+        load_tokenizer or _load_tokenizer,
+        tracer,
+        statistics,
+        generation_service.upload_threads,
     )
     open_inference = OpenInferenceService(encoding_service)
     endpoints = UserEndpoints(

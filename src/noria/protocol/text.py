@@ -82,6 +82,23 @@ class TokenHead(Struct, frozen=True):
     false_row: int | None = None  # the logit is the first row's less this one's; None: the first row's
 
 
+class ImageInput(Struct, frozen=True):
+    """How an image becomes what the image tower of a model sees, as transformers' image processors compute it."""
+
+    architecture: str  # the tower's transformers class
+    side_px: int  # the tower sees a square
+    resized_px: tuple[int, int] | int  # height and width, or the shorter side; of a larger one the middle is seen
+    resample: int  # the filter of resizing, by Pillow's number
+    scale: tuple[float, float, float]  # what the values of red, green and blue, 0 to 255, are multiplied by
+    shift: tuple[float, float, float]  # what is added then
+    num_tokens: int  # tokens of a text that take about as long as an image
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of an image: [side, side, 3] uint8 RGB."""
+        return self.side_px**2 * 3
+
+
 PairField = Literal["instruction", "query", "document"]
 
 
@@ -122,6 +139,7 @@ class EncoderModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", t
     splade: Splade | None = None  # for sparse encoders
     unweighted_ids: tuple[int, ...] = ()  # tokens that have no weight, if sparse embeddings are weights of tokens
     late_interaction: LateInteraction | None = None  # for encoders that embed tokens
+    image_input: ImageInput | None = None  # for models that embed images, too; None: texts alone
     # Embeddings, of texts or tokens, only:
     dense: tuple[DenseLayer, ...] = ()  # layers between the pooling and the normalization, in order
     normalize: bool = False  # whether its own configuration makes embeddings of length 1
@@ -143,17 +161,19 @@ class TextSettingsView(Struct, frozen=True, tag="encoder"):
 
 
 class TextPayload(TextSettingsView, frozen=True, tag="encoder", kw_only=True):
-    """The texts of a request, as token ids; each is one row of a batch.
+    """The texts of a request, as token ids, and its images; each is one row of a batch.
 
     The ids of all texts follow each other without padding, each in `id_bytes` bytes, little-endian. They are bytes in
-    the message: a list of MessagePack integers takes longer to read, and a frame beside it longer to send.
+    the message: a list of MessagePack integers takes longer to read, and a frame beside it longer to send. The images
+    are that frame, one after the other, each [side, side, 3] uint8 RGB.
     """
 
-    lengths: tuple[int, ...]  # tokens of each text, special tokens included
+    lengths: tuple[int, ...]  # tokens of each text, special tokens included; of images `ImageInput.num_tokens`
     token_ids: bytes
     type_ids: bytes = b""  # a byte for each token: 1 in the second text of a pair; empty: all 0
     num_seen: tuple[int, ...] = ()  # the first tokens of each text, to which all attend; empty: all
     id_bytes: Literal[2, 4] = 2
+    image_places: tuple[int, ...] = ()  # the rows, ascending, that are images
     dimensions: int | None = None  # to which embeddings are cut; None: all
     normalize: bool = True  # whether embeddings have length 1, after they were cut
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from noria.models.encoder.token_rows import FloatArray, TokenRow
 from noria.models.encoder.tokens import TextInput, TokenizedText, TokenSpan
 from noria.protocol.request import EngineRequest, TextRequest
-from noria.protocol.text import EncoderModelSpec, LateInteraction, TextPayload, TruncationSide
+from noria.protocol.text import EncoderModelSpec, ImageInput, LateInteraction, TextPayload, TruncationSide
 
 FAKE_ENCODER = EncoderModelSpec(
     name="fake-encoder",
@@ -118,6 +118,14 @@ LATE = msgspec.structs.replace(
     late_interaction=LateInteraction(6, 5, fill_id=3, fill_length=6, skipped_ids=(word_id("the"),)),
 )
 """An encoder that embeds tokens, with queries of 6 tokens and documents of 5."""
+
+
+IMAGES = msgspec.structs.replace(
+    FAKE_ENCODER,
+    name="clip",
+    image_input=ImageInput("CLIPVisionModelWithProjection", 4, 4, 3, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), num_tokens=5),
+)
+"""An encoder of texts and of images of 4 × 4 pixels, of which the middle is seen."""
 
 
 def make_text_request(

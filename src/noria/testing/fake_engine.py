@@ -337,7 +337,7 @@ class FakeEngine:
         elif isinstance(payload, TextPayload):
             spec = next(each for each in models if each.matches(request.model, version))
             assert isinstance(spec, EncoderModelSpec)
-            yield text_reply(request, spec)
+            yield text_reply(request, spec, data)
         else:
             num_images = 0 if self.sends_invalid_replies else payload.n
             yield from progress_replies(request, num_images, self.colour)

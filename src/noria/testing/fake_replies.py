@@ -42,16 +42,24 @@ def image_replies(
     yield Finished(attempt_id, timings, payload.num_steps, mean_batch=2.5), None
 
 
-def text_reply(request: EngineRequest[TextPayload], spec: EncoderModelSpec) -> Reply:
+def text_reply(request: EngineRequest[TextPayload], spec: EncoderModelSpec, data: memoryview | None = None) -> Reply:
     """Return `fake_vector` of each text, or of each token if results are of tokens; not normalized.
 
-    A sparse embedding has each token of the text, and how often it is there.
+    A sparse embedding has each token of the text, and how often it is there. The vector of an image, whose pixels are
+    in `data`, is that of its values.
     """
     payload = request.payload
     ids, start, vectors = np.frombuffer(payload.token_ids, f"<u{payload.id_bytes}"), 0, []
     lengths = payload.lengths if not spec.task.startswith("token_") else [1] * len(ids)
     counts: tuple[int, ...] = ()
-    for length in lengths:
+    for place, length in enumerate(lengths):
+        if place in payload.image_places:
+            assert data is not None
+            pixels = np.frombuffer(data, np.uint8).reshape(len(payload.image_places), -1)
+            vectors.append(
+                fake_vector(pixels[payload.image_places.index(place)], spec.dimensions)[: payload.dimensions]
+            )
+            continue
         own = ids[start : start + length]
         start += length
         if spec.task == "sparse_embedding":

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import prepare
 from noria.errors import InvalidField
+from noria.models.encoder.token_rows import ImageRow, TokenRow
 from noria.protocol.text import EncoderModelSpec, TextResult
 from noria.scheduling.types import BatchPlan, ItemId
-from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, fake_vector, make_text_request
+from noria.testing.fake_encoder import FAKE_ENCODER, IMAGES, FakeSession, fake_vector, make_text_request
 from waiting import TIMEOUT_S
 
 TEXTS = ([1, 7, 2], [1, 8, 9, 10, 2], [1, 2])
@@ -163,3 +164,31 @@ def test_ids_of_four_bytes_and_types_of_pairs(new_harness):
     )
     assert prepared.rows[0].ids.tolist() == [1, 70_000, 2]
     assert prepared.rows[0].type_ids.tolist() == [0, 0, 1]
+
+
+def test_images_are_rows_at_their_places() -> None:
+    pixels = np.arange(96, dtype=np.uint8)
+    request = make_text_request("a", [1, 2], model=IMAGES, lengths=(5, 2, 5), num_texts=3, image_places=(0, 2))
+    first, text, second = prepare(request, IMAGES, memoryview(pixels)).rows
+    assert isinstance(first, ImageRow) and isinstance(second, ImageRow) and isinstance(text, TokenRow)
+    np.testing.assert_array_equal(np.concatenate([first.pixels, second.pixels]).ravel(), pixels)
+    assert text.ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "places", "num_bytes", "says"),
+    [
+        (FAKE_ENCODER, (0, 2), 96, "there are images, and fake-encoder takes texts alone"),
+        (FAKE_ENCODER, (), 96, "there are images, and fake-encoder takes texts alone"),
+        (IMAGES, (0, 2), 95, "the 2 images have 95 bytes; clip expects 96"),
+        (IMAGES, (0, 3), 96, "do not match the lengths"),
+        (IMAGES, (0,), 48, "do not match the lengths"),
+    ],
+)
+def test_images_that_do_not_fit_the_model_are_rejected(
+    model: EncoderModelSpec, places: tuple[int, ...], num_bytes: int, says: str
+) -> None:
+    lengths = (5, 2, 5) if places else (2,)
+    request = make_text_request("a", [1, 2], model=model, lengths=lengths, num_texts=len(lengths), image_places=places)
+    with pytest.raises(InvalidField, match=says):
+        prepare(request, model, memoryview(bytes(num_bytes)))

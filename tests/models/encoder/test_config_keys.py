@@ -20,7 +20,7 @@ from noria.models.encoder.config_keys import (
     READ_KEYS,
     check_model_keys,
 )
-from noria.models.encoder.tower_config import TOWERS
+from noria.models.encoder.tower_config import IMAGE_TOWERS, TOWERS
 
 
 def rejects(key: str) -> bool:
@@ -37,6 +37,7 @@ _USE = re.compile(r'config\.(\w+)|getattr\(\s*(?:self\.)?config, "(\w+)"|kwargs\
 
 CLASSES = {name: f"{prefix}Model" for name, prefix in CLASS_PREFIXES.items()}
 CLASSES |= {name: tower.architecture for name, tower in TOWERS.items()}
+CLASSES |= {tower.model_type: tower.architecture for tower in IMAGE_TOWERS.values()}
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
@@ -49,10 +50,10 @@ def test_each_key_that_transformers_computes_with_is_read_or_known_as_harmless(m
     common = {*dir(transformers.PreTrainedConfig), *inspect.signature(transformers.PreTrainedConfig).parameters}
     if model_type == "gemma3_text":  # its module has the classes for images, and for generation, too
         used -= {"image_token_id", "mm_tokens_per_image", "text_config", "token_type_ids", "vision_config"}
-    if model_type in TOWERS:  # its module has the classes for images, too
-        used -= {*dir(CONFIG_MAPPING[model_type.replace("text", "vision")]), "text_config", "vision_config"} - {
-            *dir(config_class)
-        }
+    if model_type.endswith(("_text_model", "_vision_model")):  # its module has the classes of both towers
+        family, kind, _ = model_type.rsplit("_", 2)
+        other = CONFIG_MAPPING[f"{family}_{'vision' if kind == 'text' else 'text'}_model"]
+        used -= {*dir(other), "text_config", "vision_config"} - {*dir(config_class)}
         used -= {"text_config_dict", "vision_config_dict"}
     unread = {key for key in used - common - READ_KEYS[model_type] - HARMLESS_KEYS if not rejects(key)}
     assert unread <= {"is_decoder"}

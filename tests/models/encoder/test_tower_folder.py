@@ -1,5 +1,6 @@
 """Folders of CLIP and SigLIP that cannot be served are rejected in one sentence."""
 
+import json
 import pathlib
 import re
 import shutil
@@ -77,6 +78,78 @@ def test_a_tower_that_is_not_served_is_rejected(
     change_json(folder / f"{file}.json", **changes)
     with pytest.raises(ModelError, match=re.escape(words)):
         open_encoder(folder)
+
+
+PROCESSOR = {"image_processor_type": "CLIPImageProcessor", "size": 36, "crop_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "processor", "vision", "words"),
+    [
+        (
+            "CLIPModel",
+            {"image_processor_type": "ViTImageProcessor"},
+            {},
+            "_type is 'ViTImageProcessor'; ",
+        ),
+        ("CLIPModel", {"image_processor_type": 5}, {}, "image_processor_type is 5; "),
+        ("CLIPModel", {"do_resize": False}, {}, "do_resize is false; images are supported that CLIPImageProcessor or "),
+        ("CLIPModel", {"do_pad": True}, {}, "do_pad is true; images are supported that CLIPImageProcessor or "),
+        ("CLIPModel", {"size": {"longest_edge": 36}}, {}, "size is {'longest_edge': 36}; unknown key"),
+        ("CLIPModel", {"size": {"height": 36}}, {}, "size is {'height': 36}; supported are a number, height and width"),
+        ("CLIPModel", {"size": 10**9}, {}, "size is 1000000000; "),
+        ("CLIPModel", {"crop_size": 24}, {}, "of which 24 × 24 are seen, but the tower sees 32 × 32"),
+        (
+            "CLIPModel",
+            {"size": 24},
+            {},
+            "images become 24 at the shorter side, of which 32 × 32 are seen",
+        ),
+        (
+            "CLIPModel",
+            {"do_center_crop": False},
+            {},
+            "images become 36 at the shorter side, but the tower sees 32",
+        ),
+        ("CLIPModel", {"resample": 6}, {}, "resample is 6; "),
+        ("CLIPModel", {"image_std": [0, 1, 1]}, {}, "image_std[0] is 0"),
+        ("CLIPModel", {"image_mean": [0.5]}, {}, "image_mean is [0.5]"),
+        ("CLIPModel", {}, {"patch_size": 0}, "patch_size is 0; "),
+        ("CLIPModel", {}, {"num_channels": 1}, "num_channels is 1; "),
+        ("CLIPModel", {}, {"model_type": "siglip_vision_model"}, "an object of the model_type clip_vision_model"),
+        ("SiglipModel", {}, {}, "images get 32 numbers and texts 40, which cannot be compared"),
+    ],
+)
+def test_images_that_are_not_encoded_as_they_should_be_are_rejected(
+    towers: pathlib.Path,
+    tmp_path: pathlib.Path,
+    name: str,
+    processor: dict[str, Any],
+    vision: dict[str, Any],
+    words: str,
+) -> None:
+    folder = shutil.copytree(towers / name, tmp_path / "model")
+    write_json(folder / "preprocessor_config.json", PROCESSOR | processor)
+    tree = json.loads((folder / "config.json").read_text())
+    change_json(folder / "config.json", vision_config=tree["vision_config"] | vision)
+    with pytest.raises(ModelError, match=re.escape(words)):
+        open_encoder(folder)
+
+
+def test_images_are_of_models_whose_folder_says_how_they_are_made_ready(
+    towers: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    assert open_encoder(towers / "CLIPModel").image_input is None
+    folder = shutil.copytree(towers / "CLIPModel", tmp_path / "model")
+    write_json(folder / "preprocessor_config.json", PROCESSOR)
+    spec = open_encoder(folder)
+    assert spec.image_input is not None
+    assert (spec.image_input.resized_px, spec.image_input.side_px, spec.image_input.num_tokens) == (36, 32, 4)
+    assert spec.num_parameters > open_encoder(towers / "CLIPModel").num_parameters
+    (tmp_path / "any").mkdir()
+    make_tower(tmp_path / "any", "Siglip2Model")  # its images have any shape
+    write_json(tmp_path / "any" / "preprocessor_config.json", {"image_processor_type": "Siglip2ImageProcessor"})
+    assert open_encoder(tmp_path / "any").image_input is None
 
 
 def test_a_tower_with_a_pooling_is_rejected(towers: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ from noria.engine.encoder.request import PreparedTextRequest, prepare
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import InvalidStateError, StateWithBytes
 from noria.engine.runtime import FinishedBatch
-from noria.models.encoder.token_rows import FloatArray, Session
+from noria.models.encoder.token_rows import FloatArray, Session, TokenRow
 from noria.observe.logs.log_record import fields
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import TextRequest
@@ -60,10 +60,10 @@ class EncoderExecutor:
         """Whether the sessions of all models use more threads for a batch that runs alone."""
         return all(sessions[0].is_faster_alone for _, sessions in self._models.values())
 
-    def prepare(self, request: TextRequest, data: memoryview | None = None) -> PreparedTextRequest:  # noqa: ARG002
-        """Check a request. Raises `errors.InvalidField`."""
+    def prepare(self, request: TextRequest, data: memoryview | None = None) -> PreparedTextRequest:
+        """Check a request, whose images are `data`. Raises `errors.InvalidField`."""
         spec, _ = self._models[ModelKey(request.model, request.model_version)]
-        return prepare(request, spec)
+        return prepare(request, spec, data)
 
     def resume(self, prepared: PreparedTextRequest, states: Sequence[StateWithBytes]) -> PreparedTextRequest:
         """Return `prepared`: texts have no state. Raises InvalidStateError if there is one."""
@@ -147,7 +147,7 @@ def execute(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: 
 def _execute_alone(plan: BatchPlan, members: Members, spec: EncoderModelSpec, session: Session) -> BatchResult:
     failed: dict[ItemId, str] = {}
     for row, member in zip(plan.rows, members, strict=True):
-        single = BatchPlan(plan.session, plan.batch_key, (row,), (len(member[0].rows[member[1]].ids),))
+        single = BatchPlan(plan.session, plan.batch_key, (row,), (member[0].request.payload.lengths[member[1]],))
         result = execute(single, [member], spec, session)
         failed |= result.failed
         if not result.fits:
@@ -167,10 +167,12 @@ def _keep_results(
     if spec.task == "embedding":
         results = _finish_embeddings(whole.reshape(len(results), -1), [each.request.payload for each, _ in members])
     if spec.task == "sparse_embedding":
-        rows = (prepared.rows[index].ids for prepared, index in members)
+        rows = (prepared.rows[index] for prepared, index in members)
         results = [
-            _non_zero(each) if each.ndim == 1 else _weights(each[:, 0], ids, spec.unweighted_ids)
-            for each, ids in zip(results, rows, strict=True)
+            _weights(each[:, 0], row.ids, spec.unweighted_ids)
+            if each.ndim == 2 and isinstance(row, TokenRow)
+            else _non_zero(each)
+            for each, row in zip(results, rows, strict=True)
         ]
     for (prepared, index), result in zip(members, results, strict=True):
         prepared.results[index] = result

@@ -13,11 +13,12 @@ import numpy as np
 from noria.engine.resources.fidelity import Fidelity, read_fidelity, write_fidelity
 from noria.errors import ModelError
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import FloatArray, Session, TokenRow, compute
+from noria.models.encoder.token_rows import PIXELS, FloatArray, Row, Session, TokenRow, compute, sample_images
 from noria.protocol.text import Activation, EncoderModelSpec
 
 _log = logging.getLogger(__name__)
 
+_NUM_IMAGES = 16
 _CORPUS = pathlib.Path(__file__).with_name("corpus.txt")
 
 
@@ -45,17 +46,20 @@ def check_fidelity(
     return fidelity
 
 
-def corpus_rows(spec: EncoderModelSpec) -> list[TokenRow]:
-    """The lines of the corpus as the model sees them; for a model that ranks, each with the line after it."""
+def corpus_rows(spec: EncoderModelSpec) -> list[Row]:
+    """The lines of the corpus as the model sees them; for a model that ranks, each with the line after it.
+
+    For an image tower they are made-up images.
+    """
+    if spec.inputs == PIXELS:
+        return [*sample_images(spec, _NUM_IMAGES)]
     lines = _CORPUS.read_text(encoding="utf-8").splitlines()
     pairs = list(itertools.pairwise(lines))
     texts = HuggingFaceTokenizer(spec).encode(pairs if spec.task == "reranking" else lines)
     return [TokenRow.of(text) for text in texts]
 
 
-def measure_fidelity(
-    spec: EncoderModelSpec, reference: Session, session: Session, rows: Sequence[TokenRow]
-) -> Fidelity:
+def measure_fidelity(spec: EncoderModelSpec, reference: Session, session: Session, rows: Sequence[Row]) -> Fidelity:
     """Compute `rows` with both sessions, and compare the results of each text, or token if tokens are classified.
 
     For embeddings it is the cosine. For labels it is 1 - the largest difference of a score: a logit has no direction.

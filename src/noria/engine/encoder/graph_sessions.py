@@ -6,13 +6,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from noria.errors import ConfigError, ModelError
 from noria.extras import require
 from noria.models.encoder.onnx_export import OnnxFile
-from noria.models.encoder.token_rows import FloatArray, IntArray, TokenRow, pad, unpad
+from noria.models.encoder.token_rows import FloatArray, Row, stack, unpad
 
 _PROVIDER = ("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})
-GraphRun = Callable[[dict[str, IntArray]], FloatArray]
+GraphRun = Callable[[dict[str, NDArray[Any]]], FloatArray]
 """Returns a graph's result of its inputs by name."""
 
 
@@ -24,10 +26,10 @@ class GraphSession:
         self._inputs, self._run, self._run_alone = graph.record.inputs, run, run_alone or run
         self.is_faster_alone = run_alone is not None
 
-    def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:
-        """Compute texts; see `Session.run`."""
+    def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:
+        """Compute rows of one kind; see `Session.run`."""
         run = self._run_alone if is_alone else self._run
-        return unpad(run(pad(rows, self._inputs)), rows)
+        return unpad(run(stack(rows, self._inputs)), rows)
 
 
 def load_onnx(graph: OnnxFile, num_sessions: int, threads: int, file: pathlib.Path | None = None) -> list[GraphSession]:
@@ -59,7 +61,7 @@ def _open(graph: OnnxFile, file: pathlib.Path, threads: int, spins: bool = False
     except Exception as error:  # the library's classes have no other common base
         raise ModelError(f"{file}: ONNX Runtime cannot load it: {error}.") from error
 
-    def run(inputs: dict[str, IntArray]) -> FloatArray:
+    def run(inputs: dict[str, NDArray[Any]]) -> FloatArray:
         result: FloatArray = session.run([graph.record.output], inputs)[0]
         return result
 
@@ -103,7 +105,7 @@ def load_openvino(graph: OnnxFile, num_sessions: int, threads: int) -> list[Grap
     def open_session() -> GraphSession:
         request = compiled.create_infer_request()
 
-        def run(inputs: dict[str, IntArray]) -> FloatArray:
+        def run(inputs: dict[str, NDArray[Any]]) -> FloatArray:
             result: FloatArray = request.infer(inputs)[graph.record.output].copy()  # the next call uses its memory
             return result
 

@@ -1,5 +1,6 @@
 """Loads text encoders into sessions on a device, and measures what batches cost. Importing this module is cheap."""
 
+import functools
 import logging
 import os
 import time
@@ -19,7 +20,7 @@ from noria.errors import ModelError, SetupError
 from noria.folders import cache_folder
 from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.encoder.onnx_export import find_or_export
-from noria.models.encoder.token_rows import Session, TokenRow
+from noria.models.encoder.token_rows import Session, TokenRow, image_part, sample_images
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ModelPrecision
 from noria.protocol.model_spec import ModelKey, ModelSpec
@@ -63,7 +64,9 @@ def load_runtime(
         check_memory(spec.name, _needed_bytes(spec, device), device, free_bytes)
         if not uses_torch(config, device):  # the sessions are opened below, since their threads would keep the niceness
             cache, niceness = cache_folder(config.cache_dir, os.environ), config.mount_niceness
-            run_apart(lambda: find_or_export(spec, cache, yields_cores=niceness == MAX_NICENESS), niceness)
+            for tower in (spec,) if spec.image_input is None else (spec, image_part(spec)):
+                export = functools.partial(find_or_export, tower, cache, yields_cores=niceness == MAX_NICENESS)
+                run_apart(export, niceness)
         return load_sessions(spec, msgspec.structs.replace(config, encoder_sessions=num_sessions), device)
 
     return make_runtime(loaded, config, device, load_more)
@@ -205,10 +208,11 @@ class _ModelChanges:
 
 
 def warm_up(spec: EncoderModelSpec, sessions: Sequence[Session]) -> None:
-    """Compute a text in every session. Raises ModelError: a result is not finite."""
+    """Compute a text, and an image, in every session. Raises ModelError: a result is not finite."""
+    images = [] if spec.image_input is None else sample_images(spec, 1)
     for session in sessions:
-        (result,) = session.run([_row(spec, min(8, spec.max_length))])
-        if not np.isfinite(result).all():
+        results = session.run([_row(spec, min(8, spec.max_length)), *images])
+        if not all(np.isfinite(result).all() for result in results):
             raise ModelError(f"{spec.name} in {spec.folder} loads, but its results are not finite; save it again.")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noria.errors import InvalidField
-from noria.models.encoder.token_rows import FloatArray, TokenRow
+from noria.models.encoder.token_rows import FloatArray, ImageRow, Row, TokenRow
 from noria.protocol.request import TextRequest
 from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextSettingsView, TextTimings
 from noria.scheduling.types import BatchKey, Phase, RequestTimings, SchedulableRequest
@@ -27,7 +27,7 @@ class PreparedTextRequest:
 
     request: TextRequest
     batch_key: BatchKey
-    rows: list[TokenRow]
+    rows: list[Row]
     results: list[FloatArray | None] = field(init=False)  # the result of each text
 
     num_calls = 1
@@ -79,8 +79,8 @@ class PreparedTextRequest:
         return result, whole.astype("<f4", copy=False).tobytes()
 
 
-def prepare(request: TextRequest, spec: EncoderModelSpec) -> PreparedTextRequest:
-    """Check a request for a model and cut it into rows.
+def prepare(request: TextRequest, spec: EncoderModelSpec, data: memoryview | None = None) -> PreparedTextRequest:
+    """Check a request for a model, whose images are `data`, and cut it into rows.
 
     Raises InvalidField: it has no text, or a text that the model cannot take.
     """
@@ -93,8 +93,13 @@ def prepare(request: TextRequest, spec: EncoderModelSpec) -> PreparedTextRequest
             f"a token id is {largest}; the {spec.vocab_size} tokens of {spec.name} have ids from 0 on",
             field="input",
         )
-    rows, start = [], 0
-    for length, num_seen in zip(payload.lengths, payload.num_seen or (0,) * len(payload.lengths), strict=True):
+    images = dict(zip(payload.image_places, _images(payload, spec, data), strict=True))
+    rows, start = list[Row](), 0
+    seen = payload.num_seen or (0,) * len(payload.lengths)
+    for place, (length, num_seen) in enumerate(zip(payload.lengths, seen, strict=True)):
+        if place in images:
+            rows.append(images[place])
+            continue
         end = start + length
         rows.append(TokenRow(ids[start:end], None if types is None else types[start:end], num_seen))
         start = end
@@ -102,17 +107,35 @@ def prepare(request: TextRequest, spec: EncoderModelSpec) -> PreparedTextRequest
 
 
 def _check(payload: TextPayload, spec: EncoderModelSpec, num_ids: int, num_types: int) -> None:
-    lengths = payload.lengths
-    if not lengths or min(lengths) < 1 or sum(lengths) != num_ids or num_types not in (0, num_ids):
+    lengths, images = payload.lengths, frozenset(payload.image_places)
+    of_texts = [length for place, length in enumerate(lengths) if place not in images] if images else lengths
+    if not lengths or min(lengths) < 1 or sum(of_texts) != num_ids or num_types not in (0, num_ids):
         raise InvalidField("the token ids do not match the lengths of the texts", field="input")
     seen = payload.num_seen
     if seen and (len(seen) != len(lengths) or not all(map(operator.le, seen, lengths)) or min(seen) < 0):
         raise InvalidField("the tokens to which others attend do not match the lengths of the texts", field="input")
-    if max(lengths) > spec.max_length:
+    if max(of_texts, default=0) > spec.max_length:
         raise InvalidField(
-            f"a text has {max(lengths)} tokens; {spec.name} takes at most {spec.max_length}", field="input"
+            f"a text has {max(of_texts)} tokens; {spec.name} takes at most {spec.max_length}", field="input"
         )
     if payload.dimensions is not None and not 1 <= payload.dimensions <= spec.dimensions:
         raise InvalidField(
             f"dimensions is {payload.dimensions}; allowed are 1 to {spec.dimensions}", field="dimensions"
         )
+
+
+def _images(payload: TextPayload, spec: EncoderModelSpec, data: memoryview | None) -> list[ImageRow]:
+    """Return the images of a request in order. Raises InvalidField: the model takes none, or of another size."""
+    places, image_input = payload.image_places, spec.image_input
+    num_bytes = 0 if data is None else data.nbytes
+    if not places and not num_bytes:
+        return []
+    if image_input is None:
+        raise InvalidField(f"there are images, and {spec.name} takes texts alone", field="input")
+    side, expected = image_input.side_px, len(places) * image_input.num_bytes
+    if data is None or num_bytes != expected or not all(0 <= place < len(payload.lengths) for place in places):
+        raise InvalidField(
+            f"the {len(places)} images have {num_bytes} bytes; {spec.name} expects {expected}", field="input"
+        )
+    pixels = np.frombuffer(data, np.uint8).reshape(len(places), side, side, 3)
+    return [ImageRow(each) for each in pixels]

@@ -9,6 +9,7 @@ import importlib.metadata
 import logging
 import os
 import pathlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,7 +21,7 @@ from noria.errors import ConfigError
 from noria.extras import require
 from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import find_or_export, model_cache
-from noria.models.encoder.token_rows import Session
+from noria.models.encoder.token_rows import FloatArray, ImageRow, Row, Session, image_part
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.cpuinfo import cpu_model
 from noria.observe.logs.log_record import fields
@@ -57,6 +58,32 @@ def load_sessions(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
             extra=fields(event="unread_keys", model=spec.name),
         )
     device = find_device(device)
+    sessions = _load_checked(spec, config, device)
+    if spec.image_input is None:
+        return sessions
+    images = _load_checked(image_part(spec), config, device)
+    return [TwoTowerSession(*towers) for towers in zip(sessions, images, strict=True)]
+
+
+class TwoTowerSession:
+    """A `Session` of texts and images, each by the session of its tower."""
+
+    def __init__(self, texts: Session, images: Session) -> None:
+        self._texts, self._images = texts, images
+        self.is_faster_alone = texts.is_faster_alone and images.is_faster_alone
+
+    def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:
+        """Compute texts and images; see `Session.run`."""
+        results: dict[int, FloatArray] = {}
+        for session, is_image in ((self._texts, False), (self._images, True)):
+            places = [place for place, row in enumerate(rows) if isinstance(row, ImageRow) is is_image]
+            if places:
+                results.update(zip(places, session.run([rows[place] for place in places], is_alone), strict=True))
+        return [results[place] for place in range(len(rows))]
+
+
+def _load_checked(spec: EncoderModelSpec, config: EngineConfig, device: str) -> list[Session]:
+    """Load a model, or a tower of one, and compare a faster form with float32."""
     precision, cache = resolve_precision(config, device), cache_folder(config.cache_dir, os.environ)
     sessions = _load(spec, config, device, precision, cache)
     if precision != "float32":
@@ -75,8 +102,10 @@ def precision_of(spec: EncoderModelSpec, config: EngineConfig, device: str) -> M
     precision, fidelity = resolve_precision(config, device), None
     if precision == "float32":
         fidelity = 1.0
-    elif (measured := read_fidelity(fidelity_file(spec, config, device))) is not None:
-        fidelity = measured.min
+    else:
+        towers = [spec] if spec.image_input is None else [spec, image_part(spec)]
+        measured = [read_fidelity(fidelity_file(tower, config, device)) for tower in towers]
+        fidelity = min((each.min for each in measured if each is not None), default=None)
     return ModelPrecision(spec.name, spec.fingerprint, precision, fidelity)
 
 

@@ -12,7 +12,7 @@ import torch
 from noria.config import EngineConfig
 from noria.models.cuda_graph import CudaGraph, no_capture
 from noria.models.encoder import checkpoint
-from noria.models.encoder.token_rows import INPUTS, FloatArray, TokenRow, pad, unpad
+from noria.models.encoder.token_rows import INPUTS, PIXELS, FloatArray, Row, stack, unpad
 from noria.protocol.text import EncoderModelSpec
 
 _MIN_LENGTH = 16  # tokens
@@ -32,9 +32,9 @@ class TorchSession:
         # All graphs use the same memory: one runs at a time, and its result is copied before the next.
         self._pool = None if device == "cpu" else torch.cuda.graph_pool_handle()
 
-    def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
-        """Compute texts; see `Session.run`."""
-        tensors = [torch.from_numpy(array) for array in pad(rows, self._inputs).values()]
+    def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
+        """Compute rows of one kind; see `Session.run`."""
+        tensors = [torch.from_numpy(array) for array in stack(rows, self._inputs).values()]
         with torch.inference_mode():
             if self._graphs is None:
                 return unpad(self._forward(*tensors).numpy(), rows)
@@ -43,10 +43,12 @@ class TorchSession:
 
     def _replay(self, tensors: list[torch.Tensor], graphs: "dict[torch.Size, _Graph]") -> torch.Tensor:
         """Compute by the graph of the next larger bucket."""
-        num_rows, length = tensors[0].shape
-        shape = torch.Size((bucket(num_rows, 1), min(bucket(length, _MIN_LENGTH), self._max_length)))
+        num_rows, *sizes = tensors[0].shape
+        if self._inputs != PIXELS:
+            sizes = [min(bucket(sizes[0], _MIN_LENGTH), self._max_length)]
+        shape = torch.Size((bucket(num_rows, 1), *sizes))
         if shape not in graphs:
-            ones = [torch.ones(shape, dtype=torch.int64, device=self._device) for _ in tensors]
+            ones = [torch.ones(shape, dtype=tensor.dtype, device=self._device) for tensor in tensors]
             graphs[shape] = _Graph(self._forward, ones, torch.device(self._device), self._pool)
         return graphs[shape].replay(tensors)
 
@@ -68,7 +70,8 @@ class _Graph:
         for own, new in zip(self._tensors, tensors, strict=True):
             own.zero_()
             own[: new.shape[0], : new.shape[1]].copy_(new)
-        self._tensors[INPUTS.index("attention_mask")][tensors[0].shape[0] :, 0] = 1
+        if len(tensors) > 1:
+            self._tensors[INPUTS.index("attention_mask")][tensors[0].shape[0] :, 0] = 1
         return self._graph.replay()
 
 

@@ -96,7 +96,7 @@ class JsonBodyReader:
         """
         if not any_type:
             _check_media_type(http, JSON)
-        if int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES:
+        if is_small(http):
             if _has_arrived(http):
                 return await read_bytes(http, self._max_bytes, takes_gzip=takes_gzip)
             with self._counted_on_its_way(http):
@@ -167,6 +167,11 @@ class JsonBodyReader:
                 slots.enter_context(limiters.pop(0)[1].hold(client_id_of(http)))
 
         return take
+
+
+def is_small(http: Request) -> bool:
+    """Return whether the head of a request says that its body is short, as most are."""
+    return int(http.headers.get("content-length", _MAX_SMALL_BODY_BYTES + 1)) <= _MAX_SMALL_BODY_BYTES
 
 
 def _has_arrived(http: Request) -> bool:

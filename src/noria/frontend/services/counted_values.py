@@ -54,7 +54,7 @@ def encoding_values(
             values += text_values(given if isinstance(given, str) else " ".join(given), wanted)
             if "text_unknown_ratio" in wanted:
                 values.append(("text_unknown_ratio", text.num_unknown / text.num_tokens))
-        if "text_tokens" in wanted:
+        if "text_tokens" in wanted and text.token_ids:  # not of an image
             values.append(("text_tokens", text.num_tokens))
         if spec.task == "embedding" and "embedding_norm" in wanted and not is_normalized:
             values.append(("embedding_norm", math.hypot(*row_of(index))))

@@ -12,7 +12,7 @@ from noria.config import FrontendConfig
 from noria.frontend.services.images.request_images import MAX_CONTROL_SCALE, MAX_CONTROLS
 from noria.frontend.services.images.request_validation import MAX_LORA_WEIGHT, MAX_LORAS, limits
 from noria.images import scheduler_names
-from noria.images.start_image import MAX_PIXELS, MAX_SIDE_PX
+from noria.images.image_file import MAX_PIXELS, MAX_SIDE_PX
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.text import EncoderModelSpec, EncoderTask
 

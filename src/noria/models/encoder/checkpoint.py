@@ -22,10 +22,11 @@ from noria.models.encoder.architectures import CAUSAL
 from noria.models.encoder.config_files import read_config
 from noria.models.encoder.dense_folder import BIAS, WEIGHT
 from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
-from noria.models.encoder.tower_config import OTHER_TOWER, TOWERS
+from noria.models.encoder.token_rows import PIXELS
+from noria.models.encoder.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
 from noria.models.families import FAMILIES
-from noria.models.weights import REDOWNLOAD_HINT, weight_files
-from noria.protocol.text import DenseLayer, EncoderModelSpec, Pooling, Splade, TokenHead
+from noria.models.weights import REDOWNLOAD_HINT, read_object, weight_files
+from noria.protocol.text import DenseLayer, EncoderModelSpec, ImageInput, Pooling, Splade, TokenHead
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CODE_KEYS = frozenset({
@@ -112,6 +113,26 @@ class EncoderModule(torch.nn.Module):
         return torch.nn.functional.normalize(result, dim=-1) if self._normalizes_tokens else result.float()
 
 
+class ImageModule(torch.nn.Module):
+    """An image tower of transformers whose result are embeddings [B, D]."""
+
+    scale_311: torch.Tensor
+    shift_311: torch.Tensor
+
+    def __init__(self, model: Any, image_input: ImageInput, output: int) -> None:
+        """`output` is the place of the result among the model's outputs."""
+        super().__init__()
+        self.model, self._output = model, output
+        for name, values in (("scale_311", image_input.scale), ("shift_311", image_input.shift)):
+            self.register_buffer(name, torch.tensor(values).reshape(3, 1, 1), persistent=False)
+
+    def forward(self, pixels_BSS3: torch.Tensor) -> torch.Tensor:
+        """Compute images of uint8 RGB."""
+        values_B3SS = pixels_BSS3.permute(0, 3, 1, 2).float() * self.scale_311 + self.shift_311
+        result: torch.Tensor = self.model(pixel_values=values_B3SS.to(self.model.dtype))[self._output]
+        return result.float()
+
+
 def pool(mode: Pooling, hidden_BTD: torch.Tensor, mask_BT1: torch.Tensor) -> torch.Tensor:
     """Combine the tokens of each text, as sentence-transformers' Pooling does, to [B, D]."""
     weights_BT1 = mask_BT1.to(hidden_BTD.dtype)
@@ -142,7 +163,9 @@ def pool_sparsely(splade: Splade, logits_BTV: torch.Tensor, mask_BT1: torch.Tens
     return pooled if splade.strategy == "max" else pooled.sum(1)
 
 
-def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: str = "sdpa") -> EncoderModule:
+def load(
+    spec: EncoderModelSpec, config: EngineConfig, device: str, attention: str = "sdpa"
+) -> EncoderModule | ImageModule:
     """Read the checkpoint in `spec.folder` onto `device`, in `config.dtype`; `attention` is one of transformers' names.
 
     Raises:
@@ -153,54 +176,13 @@ def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: s
     if spec.architecture == ARCHITECTURE:
         table = _load_table(spec, _DTYPES[config.dtype])
         return EncoderModule(table, spec.pooling).eval().requires_grad_(requires_grad=False).to(device)
-    transformers = require("transformers", "encoders-export", f"loading the checkpoint of {spec.name}")
-    from huggingface_hub.errors import StrictDataclassError  # transformers requires it
-
-    model_class = getattr(transformers, spec.architecture)  # `encoder_folder.py` has looked it up in a list
-    tree = _without_code(read_config(spec.path)) | {
-        "use_cache": False
-    }  # which would keep keys and values for more tokens
+    if spec.inputs == PIXELS:
+        return _load_image_tower(spec, config, attention).eval().requires_grad_(requires_grad=False).to(device)
+    tree = read_config(spec.path) | {"use_cache": False}  # which would keep keys and values for more tokens
     if spec.labels:  # as `encoder_folder.py` has read them, where transformers would fail or count others
         by_id = dict(enumerate(spec.labels))
         tree |= {"id2label": by_id, "label2id": None, "num_labels": len(by_id), "problem_type": None}
-    with _quietly(transformers):
-        try:
-            model, info = model_class.from_pretrained(
-                spec.folder,
-                config=model_class.config_class.from_dict(tree),
-                dtype=_DTYPES[config.dtype],
-                attn_implementation=attention if model_class._supports_sdpa else "eager",
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are looked for below; the library's error names none
-            )
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise ModelError(f"the model in {spec.folder} cannot be loaded: {' '.join(str(error).split())}") from error
-    missing = [str(key) for key in info["missing_keys"] if not _is_unused(str(key), spec)]
-    if missing:
-        raise ModelError(
-            f"the weights in {spec.folder} do not match its configuration: {len(missing)} parameters are missing, the "
-            f"first is {min(missing)}. Save the model again with save_pretrained."
-        )
-    others = [each for each in info["mismatched_keys"] if not _is_unused(each[0], spec)]
-    if others:
-        name, has, wants = min(others)
-        raise ModelError(
-            f"the weights in {spec.folder} do not match its configuration: {len(others)} parameters have another "
-            f"shape, the first is {name}: {list(has)}, and by config.json {list(wants)}. {REDOWNLOAD_HINT}"
-        )
-    unexpected = [
-        str(key)
-        for key in info["unexpected_keys"]
-        if _NUMBERED_LAYER.search(key) and not str(key).endswith(_BUFFERS) and not str(key).startswith(OTHER_TOWER)
-    ]
-    if unexpected:
-        raise ModelError(
-            f"the weights in {spec.folder} have {len(unexpected)} parameters that {spec.architecture} has not, the "
-            f"first is {min(unexpected)}: it computes something else."
-        )
-    _check_finite(spec.path, model)
+    model = _read_model(spec, tree, config, attention, OTHER_TOWER)
     dense = [(layer, _load_dense(spec.path, layer)) for layer in spec.dense]
     if spec.head is not None:
         linear = _load_head(spec, spec.head)
@@ -217,6 +199,66 @@ def load(spec: EncoderModelSpec, config: EngineConfig, device: str, attention: s
         fill=None if spec.fill_id is None else (spec.fill_id, spec.max_length),
     )
     return module.eval().requires_grad_(requires_grad=False).to(device)
+
+
+def _load_image_tower(spec: EncoderModelSpec, config: EngineConfig, attention: str) -> ImageModule:
+    file = spec.path / "config.json"
+    found = image_tower(file, read_object(file))
+    assert found is not None and spec.image_input is not None, "the folder was inspected"
+    tower, tree = found
+    return ImageModule(_read_model(spec, tree, config, attention, TEXT_TOWER), spec.image_input, tower.output)
+
+
+def _read_model(
+    spec: EncoderModelSpec, tree: dict[str, Any], config: EngineConfig, attention: str, others: tuple[str, ...]
+) -> Any:
+    """Have transformers read the class of `spec` with the configuration `tree`.
+
+    The names of tensors that belong to another part of the model begin as one of `others`. Raises as `load`.
+    """
+    transformers = require("transformers", "encoders-export", f"loading the checkpoint of {spec.name}")
+    from huggingface_hub.errors import StrictDataclassError  # transformers requires it
+
+    model_class = getattr(transformers, spec.architecture)  # `encoder_folder.py` has looked it up in a list
+    with _quietly(transformers):
+        try:
+            model, info = model_class.from_pretrained(
+                spec.folder,
+                config=model_class.config_class.from_dict(_without_code(tree)),
+                dtype=_DTYPES[config.dtype],
+                attn_implementation=attention if model_class._supports_sdpa else "eager",
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are looked for below; the library's error names none
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+            raise ModelError(f"the model in {spec.folder} cannot be loaded: {' '.join(str(error).split())}") from error
+    missing = [str(key) for key in info["missing_keys"] if not _is_unused(str(key), spec)]
+    if missing:
+        raise ModelError(
+            f"the weights in {spec.folder} do not match its configuration: {len(missing)} parameters are missing, the "
+            f"first is {min(missing)}. Save the model again with save_pretrained."
+        )
+    mismatched = [each for each in info["mismatched_keys"] if not _is_unused(each[0], spec)]
+    if mismatched:
+        name, has, wants = min(mismatched)
+        raise ModelError(
+            f"the weights in {spec.folder} do not match its configuration: {len(mismatched)} parameters have another "
+            f"shape, the first is {name}: {list(has)}, and by config.json {list(wants)}. {REDOWNLOAD_HINT}"
+        )
+    unexpected = [
+        str(key)
+        for key in info["unexpected_keys"]
+        if _NUMBERED_LAYER.search(key) and not str(key).endswith(_BUFFERS) and not str(key).startswith(others)
+    ]
+    if unexpected:
+        raise ModelError(
+            f"the weights in {spec.folder} have {len(unexpected)} parameters that {spec.architecture} has not, the "
+            f"first is {min(unexpected)}: it computes something else."
+        )
+    _check_finite(spec.path, model)
+    return model
 
 
 def _load_head(spec: EncoderModelSpec, head: TokenHead) -> torch.nn.Linear:

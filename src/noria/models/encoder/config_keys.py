@@ -41,12 +41,16 @@ _LLAMA = (_BERT - {"layer_norm_eps", "type_vocab_size"}) | _ROTARY | _keys("num_
 _QWEN = _LLAMA | _keys("layer_types max_window_layers sliding_window use_sliding_window")
 
 _TOWER = _BERT - {"type_vocab_size"}
+_IMAGE_TOWER = (_TOWER - _keys("max_position_embeddings pad_token_id vocab_size")) | _keys(
+    "image_size num_channels patch_size"
+)
 
 READ_KEYS: Mapping[str, frozenset[str]] = {
     "albert": _BERT | {"embedding_size", "inner_group_num", "num_hidden_groups"},
     "bert": _BERT,
     "camembert": _BERT,
     "clip_text_model": _TOWER | {"eos_token_id", "projection_dim"},
+    "clip_vision_model": _IMAGE_TOWER | {"projection_dim"},
     "data2vec-text": _BERT,
     "deberta": _DEBERTA | {"talking_head"},
     "deberta-v2": _DEBERTA
@@ -86,6 +90,7 @@ READ_KEYS: Mapping[str, frozenset[str]] = {
     "roberta-prelayernorm": _BERT,
     "roformer": _BERT | {"embedding_size", "rotary_value"},
     "siglip_text_model": _TOWER | {"projection_size"},
+    "siglip_vision_model": _IMAGE_TOWER | {"vision_use_head"},
     "siglip2_text_model": _TOWER | {"projection_size"},
     "squeezebert": _BERT
     | _keys("embedding_size intermediate_groups k_groups output_groups post_attention_groups q_groups v_groups"),

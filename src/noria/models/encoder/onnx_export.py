@@ -22,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError, NoriaError, all_codes
 from noria.extras import check_installed, require
 from noria.models.encoder.static_folder import ARCHITECTURE, IDF_FILE
-from noria.models.encoder.token_rows import FloatArray, TokenRow, pad, unpad
+from noria.models.encoder.token_rows import PIXELS, FloatArray, Row, TokenRow, sample_images, stack, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
 from noria.observe.idle_cores import yielding_cores
@@ -40,7 +40,7 @@ from noria.protocol.text import EncoderModelSpec
 from noria.storage.private_files import make_own_folder
 
 if TYPE_CHECKING:
-    from noria.models.encoder.checkpoint import EncoderModule
+    from noria.models.encoder.checkpoint import EncoderModule, ImageModule
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
             digest.update(msgspec.json.encode(head))
     if spec.fill_id is not None:
         digest.update(msgspec.json.encode((spec.fill_id, spec.max_length)))
+    if spec.inputs == PIXELS:
+        digest.update(msgspec.json.encode(spec.image_input))
     if spec.late_interaction is not None:
         digest.update(b"tokens normalized" if spec.normalize else b"tokens")
     files = [spec.path / "config.json", *weight_files(spec.path, "", FAMILIES[spec.family].weight_stems[""])]
@@ -157,7 +159,7 @@ def export(spec: EncoderModelSpec, cache: pathlib.Path) -> OnnxFile:
 
     # In ONNX Runtime, the graph of plain attention is 5 % quicker than that of torch's fused one.
     module = checkpoint.load(spec, EngineConfig(dtype="float32"), "cpu", "eager")
-    rows = _sample_rows(spec, module.pad_token_id, module.end_token_id)
+    rows = _sample_rows(spec, module)
     expected = _compute_alone(module, spec, rows)
     folder, rejected = model_cache(spec, cache), list[str]()
     with _temporary_folder(folder) as temporary:
@@ -224,23 +226,24 @@ def _move(temporary: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _exporters(
-    spec: EncoderModelSpec, module: "EncoderModule"
+    spec: EncoderModelSpec, module: "EncoderModule | ImageModule"
 ) -> Iterator[tuple[str, Callable[[pathlib.Path], object]]]:
     """Yield what may write the file, by name: the folder's own file first, then the quicker of torch's exporters."""
     own = spec.path / "onnx" / "model.onnx"
-    if own.is_file():
+    if own.is_file() and spec.inputs != PIXELS:
         yield "folder", lambda file: shutil.copyfile(own, file)
     yield "torchscript", lambda file: _export(spec, module, file, dynamo=False)
     if importlib.util.find_spec("onnxscript") is not None:
         yield "dynamo", lambda file: _export(spec, module, file, dynamo=True)
 
 
-def _export(spec: EncoderModelSpec, module: "EncoderModule", file: pathlib.Path, *, dynamo: bool) -> None:
+def _export(spec: EncoderModelSpec, module: "EncoderModule | ImageModule", file: pathlib.Path, *, dynamo: bool) -> None:
     import torch
 
     # With padding and two rows: what is 1 or without padding in an example may become a constant of the graph.
-    example = pad(_sample_rows(spec, module.pad_token_id, module.end_token_id)[:2])
-    axes = {name: {0: "batch", 1: "tokens"} for name in spec.inputs}
+    example = stack(_sample_rows(spec, module)[:2], spec.inputs)
+    sizes = {0: "batch"} if spec.inputs == PIXELS else {0: "batch", 1: "tokens"}
+    axes = dict.fromkeys(spec.inputs, sizes)
     options: dict[str, Any] = (
         {"dynamic_shapes": axes, "opset_version": 20, "external_data": _is_large(spec), "verbose": False}
         if dynamo
@@ -264,13 +267,13 @@ def _is_large(spec: EncoderModelSpec) -> bool:
     return spec.num_parameters * 4 > _MAX_INLINE_BYTES
 
 
-def _sample_rows(spec: EncoderModelSpec, pad_token_id: int, end_token_id: int | None = None) -> list[TokenRow]:
-    """Random tokens of several lengths; if the model tells pairs apart, the second half is of the second text.
-
-    `end_token_id` ends each row; None: any token does.
-    """
-    rng = np.random.default_rng(0)
-    rows = []
+def _sample_rows(spec: EncoderModelSpec, module: "EncoderModule | ImageModule") -> list[Row]:
+    """Random tokens of several lengths; if the model tells pairs apart, the second half is of the second text."""
+    if spec.inputs == PIXELS:
+        return [*sample_images(spec, len(_CHECKED_LENGTHS))]
+    rng, of_texts = np.random.default_rng(0), cast("EncoderModule", module)
+    pad_token_id, end_token_id = of_texts.pad_token_id, of_texts.end_token_id
+    rows: list[Row] = []
     for length in sorted({min(length, spec.max_length) for length in _CHECKED_LENGTHS}):
         ids = rng.integers(0, spec.vocab_size - 1, length)
         ids += ids >= pad_token_id  # which is no token of a text
@@ -281,19 +284,19 @@ def _sample_rows(spec: EncoderModelSpec, pad_token_id: int, end_token_id: int | 
     return rows
 
 
-def _compute_alone(module: "EncoderModule", spec: EncoderModelSpec, rows: list[TokenRow]) -> list[FloatArray]:
+def _compute_alone(module: "EncoderModule | ImageModule", spec: EncoderModelSpec, rows: list[Row]) -> list[FloatArray]:
     """Compute each row without padding, by the checkpoint."""
     import torch
 
     results = []
     with torch.inference_mode():
         for row in rows:
-            inputs = pad([row])
+            inputs = stack([row], spec.inputs)
             results.append(module(*(torch.from_numpy(inputs[name]) for name in spec.inputs))[0].numpy())
     return results
 
 
-def _difference(file: pathlib.Path, spec: EncoderModelSpec, rows: list[TokenRow], expected: list[FloatArray]) -> float:
+def _difference(file: pathlib.Path, spec: EncoderModelSpec, rows: list[Row], expected: list[FloatArray]) -> float:
     """Return the largest difference from `expected`, relative to its maximum; NaN counts as infinite.
 
     Batches have all rows, and the first two.
@@ -301,7 +304,7 @@ def _difference(file: pathlib.Path, spec: EncoderModelSpec, rows: list[TokenRow]
     session, names = _open(file), _input_names(file)
     worst = 0.0
     for num_rows in (len(rows), 2):
-        (got,) = session.run([output_name(spec)], pad(rows[:num_rows], names))
+        (got,) = session.run([output_name(spec)], stack(rows[:num_rows], names))
         for own, right in zip(unpad(got, rows[:num_rows]), expected, strict=False):
             if own.shape != right.shape:
                 raise ValueError(f"its result has the shape {own.shape}, not {right.shape}")

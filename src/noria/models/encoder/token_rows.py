@@ -1,12 +1,14 @@
-"""Batches of tokenized texts as padded tensors."""
+"""Batches of tokenized texts as padded tensors, and of images."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from noria.models.encoder.tokens import TokenizedText
+from noria.protocol.text import EncoderModelSpec
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -15,6 +17,9 @@ _BATCH = 8  # rows; larger ones are no faster (docs/scheduling.md)
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """The tensors of a batch, as transformers names them."""
+
+PIXELS = ("pixels",)
+"""The tensor of a batch of images."""
 
 
 class TokenRow(NamedTuple):
@@ -31,19 +36,50 @@ class TokenRow(NamedTuple):
         return cls(ids, np.frombuffer(text.type_ids, np.uint8) if text.type_ids else None, text.num_seen)
 
 
+class ImageRow(NamedTuple):
+    """An image as `protocol.text.ImageInput` describes it."""
+
+    pixels: NDArray[np.uint8]  # [side, side, 3], RGB
+
+
+Row = TokenRow | ImageRow
+
+
 class Session(Protocol):
     """Computes batches of one model. One thread at a time calls it; sessions of a model may run side by side."""
 
     is_faster_alone: bool
     """Whether it uses more threads for a batch that runs alone."""
 
-    def run(self, rows: Sequence[TokenRow], is_alone: bool = False) -> list[FloatArray]:
-        """Compute texts, padded to the longest, and return what belongs to each, without padding.
+    def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:
+        """Compute texts, padded to the longest, and return what belongs to each, without padding; images likewise.
 
         That is [dimensions], not normalized, or [tokens, labels or dimensions] if results are of tokens. `is_alone`
         says that no other session of the device runs meanwhile. Releases the interpreter lock while it computes.
         """
         ...
+
+
+def image_part(spec: EncoderModelSpec) -> EncoderModelSpec:
+    """Return the spec of the image tower alone, whose rows are images, of a model of texts and images."""
+    assert spec.image_input is not None
+    return msgspec.structs.replace(spec, architecture=spec.image_input.architecture, inputs=PIXELS, fill_id=None)
+
+
+def sample_images(spec: EncoderModelSpec, num: int) -> list[ImageRow]:
+    """Return images whose colours change as slowly as those of photographs, the same for each size."""
+    assert spec.image_input is not None
+    rng, side = np.random.default_rng(0), spec.image_input.side_px
+    tiles = rng.integers(0, 256, (num, 8, 8, 3), np.uint8)
+    places = np.arange(side) * 8 // side
+    return [ImageRow(tile[places][:, places]) for tile in tiles]
+
+
+def stack(rows: Sequence[Row], names: Sequence[str] = INPUTS) -> dict[str, NDArray[Any]]:
+    """Return the tensors `names` of rows of one kind: as `pad` does, or PIXELS [rows, side, side, 3]."""
+    if tuple(names) == PIXELS:
+        return {PIXELS[0]: np.stack([row.pixels for row in rows if isinstance(row, ImageRow)])}
+    return {**pad([row for row in rows if isinstance(row, TokenRow)], names)}
 
 
 def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, IntArray]:
@@ -62,14 +98,18 @@ def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, In
     return {name: tensors[name] for name in names}
 
 
-def unpad(result: FloatArray, rows: Sequence[TokenRow]) -> list[FloatArray]:
+def unpad(result: FloatArray, rows: Sequence[Row]) -> list[FloatArray]:
     """Return what belongs to each row: [D], or [tokens, labels] without the padding."""
-    return [each[: len(row.ids)] if each.ndim == 2 else each for each, row in zip(result, rows, strict=True)]
+    return [each[: _length(row)] if each.ndim == 2 else each for each, row in zip(result, rows, strict=True)]
 
 
-def compute(session: Session, rows: Sequence[TokenRow]) -> list[FloatArray]:
+def _length(row: Row) -> int:
+    return len(row.ids) if isinstance(row, TokenRow) else 0
+
+
+def compute(session: Session, rows: Sequence[Row]) -> list[FloatArray]:
     """Compute any number of rows, in batches of similar length; the results are in the order of `rows`."""
-    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
+    by_length = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
     results: dict[int, FloatArray] = {}
     for start in range(0, len(rows), _BATCH):
         indices = by_length[start : start + _BATCH]

@@ -1,4 +1,4 @@
-"""The text towers of models of texts and images: which are served, and their part of config.json. Knows no torch.
+"""The towers of models of texts and images: which are served, and their parts of config.json. Knows no torch.
 
 A tower has its own projection, so that its embeddings are those that the model compares with images'.
 """
@@ -48,12 +48,33 @@ DOUBLE_TOWERS: Mapping[str, tuple[str, str]] = {
 }
 """The class of a model of texts and images, and the `model_type` of its text tower, by its own `model_type`."""
 
+
+class ImageTower(NamedTuple):
+    """A class of transformers that computes images alone."""
+
+    architecture: str
+    model_type: str
+    output: int  # the place of the embedding among its outputs
+    defaults: Mapping[str, Any]  # transformers', of keys that folders leave out
+
+
+_VISION = {"hidden_size": 768, "num_hidden_layers": 12, "image_size": 224}
+
+IMAGE_TOWERS: Mapping[str, ImageTower] = {
+    "clip": ImageTower("CLIPVisionModelWithProjection", "clip_vision_model", 0, {**_VISION, "patch_size": 32}),
+    "siglip": ImageTower("SiglipVisionModel", "siglip_vision_model", 1, {**_VISION, "patch_size": 16}),
+}
+"""The image towers that are served, by the `model_type` of the model. `siglip2` is not: its images have any shape."""
+
 CLIP_FOLDER = "0_CLIPModel"
 """The subfolder in which sentence-transformers before 5.4 wrote a CLIP model, with all of its files."""
 
 _PARTS = ("text_config", "text_config_dict", "vision_config", "vision_config_dict")
-OTHER_TOWER = ("vision_model.", "visual_projection.", "logit_scale", "logit_bias")
+_SCALES = ("logit_scale", "logit_bias")
+OTHER_TOWER = ("vision_model.", "visual_projection.", *_SCALES)
 """The start of the names of tensors that texts do not need."""
+TEXT_TOWER = ("text_model.", "text_projection.", *_SCALES)
+"""The start of the names of tensors that images do not need."""
 
 
 def text_tower(file: pathlib.Path, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,16 +87,36 @@ def text_tower(file: pathlib.Path, tree: Mapping[str, Any]) -> dict[str, Any]:
         tower = TOWERS.get(whole)
         return {**tree} if tower is None else _with_defaults(file, tower, tree, tower.architecture)
     architecture, model_type = DOUBLE_TOWERS[whole]
-    # CLIP's older text_config_dict takes precedence, with the defaults of what it leaves out.
-    key = "text_config_dict" if whole == "clip" and tree.get("text_config_dict") is not None else "text_config"
-    part = tree.get(key) or {}
-    if not isinstance(part, dict) or part.get("model_type", model_type) != model_type:
-        raise ModelError(f"{file}: {key} is {short_repr(part)}; an object of the model_type {model_type} is expected.")
+    part = _part(file, tree, "text_config", model_type)
     others = {name: value for name, value in tree.items() if name not in (*_PARTS, *READ_KEYS[model_type])}
     text = {**others, **part, "model_type": model_type, "architectures": tree.get("architectures")}
     if whole == "clip":
         text["projection_dim"] = tree.get("projection_dim", 512)
     return _with_defaults(file, TOWERS[model_type], text, architecture)
+
+
+def image_tower(file: pathlib.Path, tree: Mapping[str, Any]) -> tuple[ImageTower, dict[str, Any]] | None:
+    """Return the image tower of `tree`, that of config.json, and its configuration; None: there is none, or not served.
+
+    Raises ModelError: the part is not of such a model.
+    """
+    whole = str(tree.get("model_type"))
+    if (tower := IMAGE_TOWERS.get(whole)) is None:
+        return None
+    images = {**tower.defaults, **_part(file, tree, "vision_config", tower.model_type), "model_type": tower.model_type}
+    if whole == "clip":
+        images["projection_dim"] = tree.get("projection_dim", 512)
+    return tower, images
+
+
+def _part(file: pathlib.Path, tree: Mapping[str, Any], key: str, model_type: str) -> dict[str, Any]:
+    """Return a part of `tree`; CLIP's older `…_dict` takes precedence, with the defaults of what it leaves out."""
+    if tree.get("model_type") == "clip" and tree.get(f"{key}_dict") is not None:
+        key = f"{key}_dict"
+    part = tree.get(key) or {}
+    if not isinstance(part, dict) or part.get("model_type", model_type) != model_type:
+        raise ModelError(f"{file}: {key} is {short_repr(part)}; an object of the model_type {model_type} is expected.")
+    return part
 
 
 def _with_defaults(file: pathlib.Path, tower: Tower, tree: Mapping[str, Any], architecture: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Checks and describes a text tower of CLIP or SigLIP: alone, or in the folder of a model of texts and images.
 
-Knows no torch. Images are not served.
+Knows no torch. `image_folder.py` describes the images.
 """
 
 import pathlib
@@ -23,6 +23,7 @@ from noria.models.encoder.config_files import (
     read_transformer,
 )
 from noria.models.encoder.config_keys import check_model_keys
+from noria.models.encoder.image_folder import read_image_input
 from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length, token_ids
 from noria.models.encoder.tower_config import CLIP_FOLDER, OTHER_TOWER, TOWERS, Tower
 from noria.models.family import Family
@@ -83,11 +84,8 @@ def inspect_tower(
             f"{folder}: transformer_task is {short_repr(transformer.transformer_task)}; supported of {model_type} is "
             "feature-extraction."
         )
-    shapes = {
-        name: shape
-        for name, shape in read_weights(folder, "", family.weight_stems[""]).items()
-        if not name.startswith(OTHER_TOWER)
-    }
+    all_shapes = read_weights(folder, "", family.weight_stems[""])
+    shapes = {name: shape for name, shape in all_shapes.items() if not name.startswith(OTHER_TOWER)}
     check_word_embeddings(weight_files(folder, "", family.weight_stems[""])[0], config, shapes)
     tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
     check_tokenizer(folder, config, transformer, tokenizer)
@@ -97,12 +95,13 @@ def inspect_tower(
     dimensions = getattr(own, tower.width)
     if dimensions is None:
         raise ModelError(f"{file}: {tower.width} and hidden_size are null; a number is expected. {REDOWNLOAD_HINT}")
+    image_input, unread_keys = read_image_input(folder, tree, dimensions)
     return EncoderModelSpec(
         name="",  # the catalog sets name and fingerprint
         folder=str(folder),
         fingerprint="",
         family=family.name,
-        num_parameters=num_tensor_parameters(shapes),
+        num_parameters=num_tensor_parameters(shapes if image_input is None else all_shapes),
         task="embedding",
         architecture=tower.architecture,
         dimensions=dimensions,
@@ -110,11 +109,16 @@ def inspect_tower(
         vocab_size=config.vocab_size,
         inputs=("input_ids", "attention_mask"),
         truncation_side=tokenizer.truncation_side,
-        unread_keys=tuple(check_model_keys(file, tree, model_type) + check_library_keys(folder, of_tower=True)),
+        unread_keys=(
+            *check_model_keys(file, tree, model_type),
+            *unread_keys,
+            *check_library_keys(folder, of_tower=True),
+        ),
         pooling=("lasttoken",),
         normalize=names[-1:] == ["Normalize"],
         fill_id=_fill_id(folder, tower),
         lowercases=tower.fills_texts and tokenizer.do_lower_case is not False,
+        image_input=image_input,
         **embedding_settings(folder / SENTENCE_TRANSFORMERS_FILE, library),
     )
 

@@ -1,24 +1,26 @@
 """POST /v1/embeddings in front of a fake engine, with the unmodified openai client and without."""
 
 import base64
+import io
 
 import httpx
 import msgspec
 import numpy as np
 import openai
 import pytest
+from PIL import Image
 
 from noria.config import Config, FrontendConfig
 from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody, as_settings
 from noria.frontend.services.texts.text_request import with_prompt
-from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
+from noria.testing.fake_encoder import FAKE_ENCODER, IMAGES, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
 from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def text_engine(folder):
-    with FakeEngine(f"ipc://{folder}/texts", models=(FAKE_MODEL, FAKE_ENCODER), load=FAKE_LOAD) as engine:
+    with FakeEngine(f"ipc://{folder}/texts", models=(FAKE_MODEL, FAKE_ENCODER, IMAGES), load=FAKE_LOAD) as engine:
         yield engine
 
 
@@ -26,7 +28,7 @@ def text_engine(folder):
 def text_url(text_engine):
     from frontends import serving
 
-    with serving(Config(frontend=FrontendConfig(max_texts=8)), text_engine) as (url, _):
+    with serving(Config(frontend=FrontendConfig(max_texts=8, max_body_bytes=600_000)), text_engine) as (url, _):
         wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
         yield url
 
@@ -51,6 +53,53 @@ def client(text_url, texts):
 
 def vector(*words, dimensions=8):
     return fake_vector([1, *map(word_id, words), 2])[:dimensions]
+
+
+def png(width, height, colour=(200, 100, 50)):
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+PIXEL = png(1, 1)
+
+
+def test_openais_client_gets_vectors_of_texts_and_images_in_order(client, texts):
+    inputs = [{"image": f"data:image/png;base64,{png(7, 4)}"}, "a cat", {"text": "dogs"}, {"image": png(4, 9, "red")}]
+    answer = client.embeddings.create(model="clip", input=inputs)
+    images = [fake_vector(colour * 16) for colour in ((200, 100, 50), (255, 0, 0))]
+    expected = [images[0], vector("a", "cat"), vector("dogs"), images[1]]
+    np.testing.assert_array_equal(np.float32([each.embedding for each in answer.data]), expected)
+    assert answer.usage.total_tokens == 5 + 4 + 3 + 5
+    (one,) = post(texts, model="clip", input={"image": png(4, 9, "red")}, dimensions=3).json()["data"]
+    np.testing.assert_array_equal(np.float32(one["embedding"]), images[1][:3])
+
+
+def test_a_body_with_images_may_be_longer_than_one_of_texts(texts):
+    noise, file = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8), io.BytesIO()
+    Image.fromarray(noise).resize((400, 400), Image.Resampling.NEAREST).save(file, "png", compress_level=0)
+    body = {"model": "clip", "input": [{"image": base64.b64encode(file.getvalue()).decode()}]}
+    assert post(texts, **body).status_code == 200
+    body["input"] += ["a" * 90_000] * 7
+    assert post(texts, **body).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("image", "status", "says"),
+    [
+        ("https://example.com/a.png", 422, "which is not fetched: the server reads neither URLs nor paths"),
+        ("a!", 422, "input[0].image is 'a!', which is not base64"),
+        ("", 422, "input[0].image is no PNG, WebP or JPEG: it is empty"),
+        (base64.b64encode(b"GIF89a" + bytes(20)).decode(), 422, "input[0].image is no PNG, WebP or JPEG: it is GIF"),
+        (PIXEL[:60], 422, "input[0].image is damaged"),
+        (png(1, 5000), 422, "has 1 × 5000 pixels, so that it would be resized to 4 × 20000; at most 16383 pixels a"),
+    ],
+)
+def test_an_image_that_cannot_be_read_says_what_is_wrong(texts, image, status, says):
+    answer = post(texts, model="clip", input=[{"image": image}, "a"])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, "input")
+    assert says in answer.json()["error"]["message"]
+    assert not texts.engine.submitted
 
 
 def post(texts, **body):
@@ -125,14 +174,22 @@ def test_a_text_that_is_too_long_is_cut_or_rejected(texts):
         ({"input": ["a", 1]}, "input", "mixes texts and token ids"),
         ({"input": [1, 1000]}, "input", "the token id 1000; fake-encoder has the ids 0 to 999"),
         ({"input": [1, -1]}, "input", "the token id -1"),
-        ({"input": 5}, "input", "input is 5; allowed is a string or a list of strings, integers or lists of integers."),
         (
-            {"input": None},
+            {"input": 5},
             "input",
-            "input is null; allowed is a string or a list of strings, integers or lists of integers.",
+            "is 5; allowed is a string, an object or a list of strings, integers, lists of integers or objects.",
         ),
-        ({"input": {"a": 1}}, "input", "allowed is"),
-        ({"input": ["a", None]}, "input", "input[1] is null; allowed is an integer, a string or a list."),
+        ({"input": None}, "input", "input is null; allowed is a string, an object or a list"),
+        ({"input": {"a": 1}}, "input", "input has the unknown field 'a'"),
+        ({"input": {}}, "input", "input[0] has neither text nor image; send one of them"),
+        ({"input": ["a", {"text": "b", "image": "c"}]}, "input", "input[1] has both text and image"),
+        ({"input": [{"text": ""}]}, "input", "text 0 is empty"),
+        ({"input": [{"image": PIXEL}, ""], "model": "clip"}, "input", "text 1 is empty"),
+        ({"input": [{"image": PIXEL}, 5], "model": "clip"}, "input", "input mixes images and token ids"),
+        ({"input": [{"text": "a"}, 5]}, "input", "mixes texts and token ids"),
+        ({"input": ["a", {"image": PIXEL}]}, "input", "input[1] is an image, and fake-encoder takes texts alone. Mod"),
+        ({"input": [{"image": PIXEL}] * 9, "model": "clip"}, "input", "the request has 9 texts"),
+        ({"input": ["a", None]}, "input", "input[1] is null; allowed is an integer, a string, an object or a list."),
         ({"input": [[1, True]]}, "input", "input[0][1] is true; allowed is an integer."),
         ({"input": "a\0b"}, "input", "cannot be tokenized"),
         ({}, "input", "input is missing"),
@@ -145,7 +202,7 @@ def test_a_text_that_is_too_long_is_cut_or_rejected(texts):
         ({"input": "a", "priority": "urgent"}, "priority", "urgent"),
         ({"input": "a", "deadline_ms": 0}, "deadline_ms", "allowed are 1 to"),
         ({"input": "a", "model": "tiny"}, "model", "is an image model; this route needs an embedding model"),
-        ({"input": "a", "model": "other"}, "model", "allowed are 'fake-encoder'"),
+        ({"input": "a", "model": "other"}, "model", "allowed are 'fake-encoder', 'clip'"),
         ({"input": "a", "stop": 1}, "stop", "unknown field"),
     ],
 )
@@ -210,11 +267,11 @@ def test_an_image_route_does_not_take_a_text_encoder(texts):
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
-        ("/v1/embeddings", {"input": "a"}, "this route needs an embedding model: 'fake-encoder'."),
-        ("/embed", {"inputs": "a"}, "this route needs an embedding model: 'fake-encoder'."),
+        ("/v1/embeddings", {"input": "a"}, "this route needs an embedding model: 'fake-encoder', 'clip'."),
+        ("/embed", {"inputs": "a"}, "this route needs an embedding model: 'fake-encoder', 'clip'."),
         ("/predict", {"inputs": "a"}, "this route needs a classification model or a reranking model: none is served"),
-        ("/tokenize", {"inputs": "a"}, "this route needs a text encoder: 'fake-encoder'."),
-        ("/v2/models/tiny/infer", {"inputs": []}, "this route needs a text encoder: 'fake-encoder'."),
+        ("/tokenize", {"inputs": "a"}, "this route needs a text encoder: 'fake-encoder', 'clip'."),
+        ("/v2/models/tiny/infer", {"inputs": []}, "this route needs a text encoder: 'fake-encoder', 'clip'."),
     ],
 )
 def test_a_text_route_does_not_take_an_image_model(texts, path, body, says):
@@ -232,7 +289,7 @@ def test_a_server_without_text_encoders_says_so(client, web, engine):
 
 
 def test_models_of_both_kinds_are_listed(texts):
-    image, text = texts.get("/v1/models").json()["data"]
+    image, text, _ = texts.get("/v1/models").json()["data"]
     assert (image["noria"]["kind"], text["noria"]["kind"]) == ("diffusion", "encoder")
     assert (text["id"], text["noria"]["dimensions"], text["noria"]["max_texts"]) == ("fake-encoder", 8, 8)
     detail = texts.get("/v1/models/fake-encoder").json()

@@ -6,7 +6,7 @@ import pytest
 
 from frontends import serving
 from noria.config import Config, FrontendConfig
-from noria.frontend.services.texts import encoding
+from noria.frontend.services.texts import text_request
 from noria.testing.fake_encoder import FAKE_ENCODER, LATE, SPARSE, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FakeEngine
 from waiting import wait_until
@@ -86,7 +86,7 @@ def test_texts_are_cut_to_the_length_of_their_side_and_documents_lack_tokens(tex
 
 
 def test_vectors_that_are_too_many_for_a_response_are_rejected(texts, monkeypatch):
-    monkeypatch.setattr(encoding, "MAX_TOKEN_NUMBERS", 8 * 6)
+    monkeypatch.setattr(text_request, "MAX_TOKEN_NUMBERS", 8 * 6)
     post(texts, "/embed_all", inputs=["a", "b"], model="late")
     answer = texts.post("/embed_all", json={"inputs": ["a", "b c"], "model": "late"})
     assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
@@ -139,10 +139,10 @@ def test_the_open_inference_protocol_has_the_zeros_up_to_a_limit(texts, monkeypa
     dense = np.reshape(output["data"], output["shape"])
     assert dense[0, word_id("a")] == 2
     assert dense.sum() == 8
-    monkeypatch.setattr(encoding, "MAX_TOKEN_NUMBERS", 2 * 6 * 8)
+    monkeypatch.setattr(text_request, "MAX_TOKEN_NUMBERS", 2 * 6 * 8)
     late = post(texts, "/v2/models/late/infer", **body, parameters={"input_type": "query"})["outputs"]
     assert [(each["name"], each["shape"]) for each in late] == [("embedding", [2, 6, 8]), ("num_tokens", [2])]
-    monkeypatch.setattr(encoding, "MAX_TOKEN_NUMBERS", 2 * 5 * 8 - 1)
+    monkeypatch.setattr(text_request, "MAX_TOKEN_NUMBERS", 2 * 5 * 8 - 1)
     for model, shape in (("late", [2, 5, 8]), ("sparse", [2, SPARSE.dimensions])):
         answer = texts.post(f"/v2/models/{model}/infer", json=body)
         assert answer.status_code == 400

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from noria.frontend.bodies.encoding_response import encoding_response
 from noria.frontend.bodies.image_fields import add_bounds
 from noria.frontend.engines.request_context import RequestContext
-from noria.frontend.http.body import JsonBodyReader, apply_headers
+from noria.frontend.http.body import JsonBodyReader, apply_headers, decode, is_small
 from noria.frontend.http.operations import JsonObject, Operation, Served
 from noria.frontend.protocols.openai.images import IgnoredText
 from noria.frontend.services.images.request_validation import Limits
@@ -20,10 +20,12 @@ from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult
 from noria.frontend.services.texts.text_request import (
     SIDE_FIELDS,
+    InputObject,
     InputType,
     TextRequestSettings,
     role_of,
     split_input,
+    split_objects,
 )
 from noria.protocol.request import Priority
 
@@ -31,7 +33,8 @@ from noria.protocol.request import Priority
 class EmbeddingsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/embeddings`: OpenAI's fields, then Noria's."""
 
-    input: str | list[str | int | list[int]]  # a text, texts, the token ids of a text, or those of texts
+    # a text, texts, the token ids of a text or those of texts, or texts and images
+    input: str | InputObject | list[str | int | list[int] | InputObject]
     model: str | None = None
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -43,6 +46,12 @@ class EmbeddingsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     task: InputType | None = None
     priority: Priority | None = None
     deadline_ms: int | None = None
+
+    @property
+    def images(self) -> list[str]:
+        """All images in base64."""
+        inputs = self.input if isinstance(self.input, list) else [self.input]
+        return [each.image for each in inputs if isinstance(each, InputObject) and each.image is not None]
 
 
 class Embedding(Struct, frozen=True):
@@ -74,7 +83,8 @@ MAX_DIMENSIONS = 65_536
 
 _FIELDS = {
     "input": "a text, a list of texts, the token ids of a text, or a list of those, at most `frontend.max_texts` "
-    "texts; none may be empty",
+    "texts; none may be empty. Instead of a text there may be an object with `text`, or with `image`: a file in "
+    "base64, for models that take images",
     "model": "the name of a served text encoder, or `noria` for the first one",
     "dimensions": "cut the embeddings to so many numbers",
     "encoding_format": "`float`: numbers; `base64`: little-endian float32",
@@ -102,7 +112,10 @@ def _describe_embeddings(schemas: dict[str, JsonObject], served: Served) -> None
     text = {"type": "string", "minLength": 1, "maxLength": config.max_text_chars}
     token_ids = {"type": "array", "minItems": 1, "items": token_id}
     several = {"type": "array", "minItems": 1, "maxItems": config.max_texts}
-    properties["input"]["anyOf"] = [text, several | {"items": text}, token_ids, several | {"items": token_ids}]
+    of_object = next(each for each in properties["input"]["anyOf"] if "$ref" in each)
+    mixed = {"anyOf": [text, of_object]}
+    lists = [several | {"items": items} for items in (text, token_ids, mixed)]
+    properties["input"]["anyOf"] = [text, token_ids, of_object, *lists]
     add_bounds(properties["dimensions"], Limits(1, MAX_DIMENSIONS if spec is None else spec.dimensions, None))
     add_bounds(properties["deadline_ms"], Limits(1, int(config.request_timeout_s * 1000), None))
 
@@ -136,7 +149,17 @@ class EmbeddingRoutes:
 
     async def embeddings(self, http: Request) -> Response:
         """Return an embedding for each text."""
-        body = apply_headers(await self._body_reader.read_json(http, EmbeddingsRequestBody), http.headers)
+        if is_small(http):
+            body = await self._body_reader.read_json(http, EmbeddingsRequestBody)
+            return await self._respond(http, body)
+        async with self._body_reader.receive(http) as raw:
+            body = decode(raw, EmbeddingsRequestBody)
+            self._body_reader.check_length(raw, *body.images)
+            del raw
+            return await self._respond(http, body)
+
+    async def _respond(self, http: Request, body: EmbeddingsRequestBody) -> Response:
+        body = apply_headers(body, http.headers)
         context: RequestContext = http.state.context
         context.name_user(body.user)
         result = await self._encoding_service.encode(as_settings(body), ("embedding",), context)
@@ -147,9 +170,11 @@ class EmbeddingRoutes:
 
 def as_settings(body: EmbeddingsRequestBody) -> TextRequestSettings:
     """Return what the body asks for. Raises InvalidField: `input` mixes texts and token ids, or the sides differ."""
-    inputs, token_ids = split_input(body.input)
+    others, images = split_objects(body.input)
+    inputs, token_ids = split_input(others)
     return TextRequestSettings(
         inputs=inputs,
+        images=images,
         token_ids=token_ids,
         model=body.model,
         dimensions=body.dimensions,

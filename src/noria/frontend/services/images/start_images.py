@@ -134,19 +134,19 @@ def decode_files(
 ) -> ImageFiles:
     """Return the files of images in base64, or as data: URLs. Raises UnreadableImage."""
     return ImageFiles(
-        None if image is None else _decode("image", image),
-        None if mask is None else _decode("mask", mask),
+        None if image is None else decode_file("image", image),
+        None if mask is None else decode_file("mask", mask),
         mask_rule,
         inverts_mask,
-        tuple(_decode(f"controls[{k}].image", each) for k, each in enumerate(control_images)),
-        tuple(_decode(f"{REFERENCES}[{k}]", each) for k, each in enumerate(reference_images)),
+        tuple(decode_file(f"controls[{k}].image", each) for k, each in enumerate(control_images)),
+        tuple(decode_file(f"{REFERENCES}[{k}]", each) for k, each in enumerate(reference_images)),
         resize,
         mask_use,
     )
 
 
-def _decode(name: str, text: str) -> bytes:
-    """Return the file that `text` is in base64, or as a data: URL. Raises UnreadableImage."""
+def decode_file(name: str, text: str) -> bytes:
+    """Return the file that `text` is in base64, or as a data: URL; `name` is for errors. Raises UnreadableImage."""
     field = name.partition("[")[0]
     start = text[:_MAX_LOCATION_CHARS].strip()
     if _URL.match(start) or (len(text) <= _MAX_LOCATION_CHARS and _PATH.fullmatch(start)):

@@ -6,7 +6,6 @@ which knows what the numbers mean to its clients.
 
 import asyncio
 import functools
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -24,13 +23,16 @@ from noria.errors import (
     short_repr,
 )
 from noria.errors.problems import Problems
+from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import InFlight
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.submission import DEFAULT_MODEL_ALIAS, RequestOutcome, Submission
 from noria.frontend.services.counted_values import encoding_values
 from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
+from noria.frontend.services.texts.image_inputs import ImageInputs, with_images
 from noria.frontend.services.texts.text_request import (
     TextRequestSettings,
+    check_size,
     fit_to_role,
     length_limit,
     make_payload,
@@ -53,7 +55,6 @@ from noria.protocol.text import EncoderModelSpec, EncoderTask, TextPayload, Text
 
 T = TypeVar("T")
 
-MAX_TOKEN_NUMBERS = 2**25  # numbers of the vectors of a request's tokens: 128 MiB, and up to 700 MB of JSON
 _MAX_INLINE_NUMBERS = 16_384  # numbers of a response that the event loop makes itself, in at most a millisecond
 
 
@@ -67,10 +68,13 @@ class EncodingService:
         load_tokenizer: Callable[[EncoderModelSpec], Tokenizer],
         tracer: Tracer,
         statistics: StatisticsRecorder,
+        threads: FairThreads,
     ) -> None:
+        """`threads` are for work on the bodies of requests that have files."""
         self.submission, self.engine_pool, self.config = submission, submission.engine_pool, config
         self._tracer, self._statistics = tracer, statistics
         self._tokenization = TokenizationThread(load_tokenizer)
+        self._image_inputs = ImageInputs(config.max_image_bytes, threads)
         self.engine_pool.on_models.append(self._load_tokenizers)
 
     @property
@@ -142,10 +146,11 @@ class EncodingService:
             backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
             with InFlight(api_client.texts, num_texts, time.monotonic(), backlog_s):
                 timeout_s = self.config.request_timeout_s if deadline_ms is None else deadline_ms / 1000
-                texts = await self.tokenize(settings, spec, timeout_s)
+                texts = with_images(await self.tokenize(settings, spec, timeout_s), settings.images, spec)
+                pixels = await self._image_inputs.pixels(context.client, settings.images, spec, timeout_s)
                 tokenized = time.perf_counter()
                 payload = make_payload(texts, spec, settings)
-                _check_size(payload, spec, is_dense=settings.is_dense)
+                check_size(payload, spec, is_dense=settings.is_dense)
                 request_outcome.shape = _shape(num_texts, payload.num_tokens)
                 deadline_s = None if deadline_ms is None else max(deadline_ms / 1000 - (tokenized - started), 0.001)
                 log_record.add(
@@ -164,8 +169,8 @@ class EncodingService:
                     priority=priority,
                     deadline_s=deadline_s,
                 )
-                copier = functools.partial(self._copy, settings, context.request_id)
-                result = await self.submission.submit(context, spec, request, copier)
+                copier = functools.partial(self._copy, settings.without_images(), context.request_id)
+                result = await self.submission.submit(context, spec, request, copier, data=pixels)
             assert isinstance(result.timings, TextTimings) and result.final is not None and result.data is not None
             numbers, final = result.data.cast("B").cast("f"), result.final  # both sides are little-endian
             assert len(numbers) == final.num_rows * final.num_columns
@@ -193,7 +198,7 @@ class EncodingService:
             )
             if wanted := self._statistics.wanted(spec.name):
                 version, is_normalized = self.submission.versions.version_name(spec, versions), payload.normalize
-                inputs = () if settings.token_ids else settings.inputs
+                inputs = () if settings.token_ids or settings.images else settings.inputs
                 values = encoding_values(spec, inputs, texts, done.row, wanted, is_normalized=is_normalized)
                 self._statistics.record(spec.name, version, wanted, values, versions)
             return done
@@ -228,7 +233,8 @@ class EncodingService:
     ) -> EngineRequest[TextPayload]:
         """Return the same request for another version of its model."""
         assert isinstance(spec, EncoderModelSpec), "versions of an endpoint are of one kind"
-        payload = make_payload(await self.tokenize(settings, spec), spec, settings)
+        texts = with_images(await self.tokenize(settings, spec), settings.images, spec)
+        payload = make_payload(texts, spec, settings)
         return EngineRequest(
             request_id, spec.name, payload, self.config.request_timeout_s, model_version=spec.fingerprint
         )
@@ -350,26 +356,6 @@ class EncodingService:
                     field="input",
                 )
         return texts
-
-
-def _check_size(payload: TextPayload, spec: EncoderModelSpec, *, is_dense: bool) -> None:
-    """Raise InvalidField if the vectors of all tokens, or the zeros of `is_dense`, are too many for one response."""
-    is_sparse = spec.task == "sparse_embedding"
-    if is_dense and (is_sparse or spec.task.startswith("token_")):
-        shape = [payload.num_texts, *([] if is_sparse else [max(payload.lengths)]), spec.dimensions]
-        if math.prod(shape) > MAX_TOKEN_NUMBERS:
-            raise InvalidField(
-                f"the result of {spec.name} would have the shape {shape}, which is {math.prod(shape)} numbers, zeros "
-                f"included; allowed are {MAX_TOKEN_NUMBERS}. Send fewer texts.",
-                field="input",
-            )
-    allowed = MAX_TOKEN_NUMBERS // spec.dimensions
-    if spec.task == "token_embedding" and payload.num_tokens > allowed:
-        raise InvalidField(
-            f"the texts have {payload.num_tokens} tokens; of {spec.name} a request may have the vectors of {allowed}. "
-            "Send fewer texts, or a job.",
-            field="input",
-        )
 
 
 def _shape(num_texts: int, num_tokens: int) -> str:

@@ -2,10 +2,12 @@
 
 import array
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from noria.errors import EmptyInput, InvalidField, short_repr
@@ -21,6 +23,7 @@ InputType = Literal[
 ]
 """The names that Cohere, Jina, NVIDIA and Voyage have for the two sides of a search."""
 
+MAX_TOKEN_NUMBERS = 2**25  # numbers of the vectors of a request's tokens: 128 MiB, and up to 700 MB of JSON
 MAX_FILLED_CHARS = 2**24  # characters of a request's filled templates, which repeat query and instruction
 
 SIDE_FIELDS = {
@@ -41,6 +44,7 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
     """The settings that a client asks for, as far as they are given; the same for every protocol."""
 
     inputs: Sequence[TextInput] = ()
+    images: Mapping[int, str] = {}  # files in base64 by their place, ascending; the texts have the other places
     token_ids: Sequence[Sequence[int]] = ()  # instead of `inputs`: texts that the client has tokenized
     type_ids: Sequence[bytes] = ()  # token types of `token_ids`, a byte for each token; empty: all 0
     model: str | None = None
@@ -58,11 +62,18 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def num_texts(self) -> int:
-        """A pair counts as one."""
-        return len(self.inputs) + len(self.token_ids)
+        """The number of inputs: a pair counts as one, and an image too."""
+        return len(self.inputs) + len(self.token_ids) + len(self.images)
+
+    def without_images(self) -> "TextRequestSettings":
+        """Return the settings with the places of images alone, since files are long."""
+        return msgspec.structs.replace(self, images=dict.fromkeys(self.images, ""))
 
     def name(self, index: int) -> str:
-        """Return what errors call a text: its number without the query of a ranking."""
+        """Return what errors call a text: its number without the query of a ranking; images count."""
+        if self.images:
+            places = (place for place in range(self.num_texts) if place not in self.images)
+            index = next(itertools.islice(places, index, None))
         if not self.is_ranking:
             return f"text {index}"
         return f"text {index - 1}" if index else "the query"
@@ -80,6 +91,39 @@ def role_of(input_type: InputType | None, task: InputType | None) -> TextRole | 
 
 def _role(name: InputType) -> TextRole:
     return "query" if name.endswith("query") else "document"
+
+
+class InputObject(Struct, frozen=True, forbid_unknown_fields=True):
+    """A text or an image, as Jina's clients send them."""
+
+    text: str | None = None
+    image: str | None = None  # a file in base64, or as a data: URL
+
+
+def split_objects(
+    got: str | InputObject | list[str | int | list[int] | InputObject],
+) -> tuple[str | list[str | int | list[int]], Mapping[int, str]]:
+    """Return what `got` has beside images, and these by their place.
+
+    Raises InvalidField: an object is not one of both, or there are token ids beside images.
+    """
+    if isinstance(got, str):
+        return got, {}
+    others, images = list[str | int | list[int]](), dict[int, str]()
+    for place, each in enumerate([got] if isinstance(got, InputObject) else got):
+        match each:
+            case InputObject(text=str(text), image=None):
+                others.append(text)
+            case InputObject(text=None, image=str(image)):
+                images[place] = image
+            case InputObject():
+                has = "neither text nor" if each.text is None else "both text and"
+                raise InvalidField(f"input[{place}] has {has} image; send one of them.", field="input")
+            case _:
+                others.append(each)
+    if images and not all(isinstance(each, str) for each in others):
+        raise InvalidField("input mixes images and token ids; send texts beside images.", field="input")
+    return others, images
 
 
 def split_input(
@@ -239,9 +283,30 @@ def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, setting
         type_ids=type_ids,
         num_seen=tuple(text.num_seen for text in texts) if any(text.num_seen for text in texts) else (),
         id_bytes=2 if spec.vocab_size <= 65_536 else 4,
+        image_places=tuple(settings.images),
         dimensions=settings.dimensions,
         normalize=spec.normalize if settings.normalize is None else settings.normalize,
     )
+
+
+def check_size(payload: TextPayload, spec: EncoderModelSpec, *, is_dense: bool) -> None:
+    """Raise InvalidField if the vectors of all tokens, or the zeros of `is_dense`, are too many for one response."""
+    is_sparse = spec.task == "sparse_embedding"
+    if is_dense and (is_sparse or spec.task.startswith("token_")):
+        shape = [payload.num_texts, *([] if is_sparse else [max(payload.lengths)]), spec.dimensions]
+        if math.prod(shape) > MAX_TOKEN_NUMBERS:
+            raise InvalidField(
+                f"the result of {spec.name} would have the shape {shape}, which is {math.prod(shape)} numbers, zeros "
+                f"included; allowed are {MAX_TOKEN_NUMBERS}. Send fewer texts.",
+                field="input",
+            )
+    allowed = MAX_TOKEN_NUMBERS // spec.dimensions
+    if spec.task == "token_embedding" and payload.num_tokens > allowed:
+        raise InvalidField(
+            f"the texts have {payload.num_tokens} tokens; of {spec.name} a request may have the vectors of {allowed}. "
+            "Send fewer texts, or a job.",
+            field="input",
+        )
 
 
 def num_truncated(texts: Sequence[TokenizedText]) -> int:
