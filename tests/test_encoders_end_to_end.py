@@ -3,7 +3,9 @@
 One server has images and texts, another one all tasks of models with labels.
 """
 
+import base64
 import concurrent.futures
+import io
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +14,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from PIL import Image
 
-from encoders import TEXTS, make_encoder, sentence_transformer
+from encoders import TEXTS, make_encoder, make_tower, sentence_transformer
 from noria.testing.server import RunningServer, running_server
 from waiting import wait_until
 
@@ -160,3 +163,25 @@ def test_entities_equal_transformers(
         ]
         assert [each["score"] for each in one] == pytest.approx([each["score"] for each in other], abs=1e-5)
         assert all(each["word"] == text[each["start"] : each["end"]] for each in one)
+
+
+def test_images_and_texts_of_clip_equal_transformers(tmp_path: pathlib.Path) -> None:
+    import torch
+    import transformers
+
+    make_tower(tmp_path / "clip", "CLIPModel")
+    processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 36}, crop_size=32)
+    processor.save_pretrained(tmp_path / "clip")
+    image, file = Image.radial_gradient("L").convert("RGB").resize((60, 40)), io.BytesIO()
+    image.save(file, "png")
+    model = transformers.CLIPModel.from_pretrained(tmp_path / "clip")
+    with torch.inference_mode():
+        (expected,) = model.get_image_features(**processor(image, return_tensors="pt")).pooler_output.numpy()
+    inputs = ["a red circle", {"image": base64.b64encode(file.getvalue()).decode()}]
+    with (
+        running_server([str(tmp_path / "clip"), "--threads", "1"]) as running,
+        httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=120) as web,
+    ):
+        rows = [web.post("/v1/embeddings", json={"input": each}).json()["data"] for each in (inputs, inputs[1:])]
+    assert rows[0][0]["embedding"] != rows[0][1]["embedding"]
+    np.testing.assert_allclose([rows[0][1]["embedding"], rows[1][0]["embedding"]], [expected] * 2, atol=1e-5)

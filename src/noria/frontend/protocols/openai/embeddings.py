@@ -1,6 +1,7 @@
 """OpenAI's embeddings API: `POST /v1/embeddings`. The unmodified openai-python client works."""
 
 import binascii
+import contextlib
 import functools
 from typing import Any, Literal
 
@@ -152,7 +153,8 @@ class EmbeddingRoutes:
         if is_small(http):
             body = await self._body_reader.read_json(http, EmbeddingsRequestBody)
             return await self._respond(http, body)
-        async with self._body_reader.receive(http) as raw:
+        with contextlib.ExitStack() as slots:
+            raw = await self._body_reader.receive(http, slots)
             body = decode(raw, EmbeddingsRequestBody)
             self._body_reader.check_length(raw, *body.images)
             del raw
