@@ -97,7 +97,8 @@ def test_a_bad_folder_is_one_sentence_at_the_start(
         (("other={}",), ("nsfw",), ConfigError, "is for 'other'; the image models of this server are: tiny"),
         (("{}", "{}"), ("nsfw",), ConfigError, "both for all image models; a model has one classifier"),
         (("{}",), ("nsfw", "porn"), ConfigError, "'porn', which is no label of the classifiers: they have 'drawing'"),
-        (("{}", "tiny={}/../two"), ("gore",), ModelError, "the labels are 'normal', 'nsfw'; safety_labels has none"),
+        (("{}",), (), ModelError, "labels are .*; safety_labels names none of them .it is empty"),
+        (("{}", "tiny={}/../two"), ("gore",), ModelError, "the labels are 'normal', 'nsfw'; safety_labels names none"),
     ],
 )
 def test_a_setting_that_would_check_nothing_is_an_error(

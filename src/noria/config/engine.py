@@ -271,7 +271,6 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     safety_labels: Annotated[
         tuple[str, ...],
         Meta(
-            min_length=1,
             description="labels of the safety classifiers that are refused; each classifier has at least one of them",
         ),
     ] = ("nsfw",)

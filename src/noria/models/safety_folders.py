@@ -125,7 +125,8 @@ class SafetyFolders(FolderEntries):
         if not refused:
             raise ModelError(
                 f"{path / 'config.json'}: the labels are {short_list(map(short_repr, folder.labels), 20)}; "
-                f"safety_labels has none of them, but {short_list(map(short_repr, labels))}. Name those to be refused."
+                f"safety_labels names none of them ({short_list(map(short_repr, labels)) or 'it is empty'}). Name what "
+                "is to be refused."
             )
         return SafetyRule(folder, refused, min(self._threshold, spec.safety_threshold))
 

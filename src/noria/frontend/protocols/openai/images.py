@@ -147,7 +147,7 @@ class CompletedImage(Struct, frozen=True, kw_only=True):
     quality: str = "auto"
     background: str = "opaque"
     safety_score: float | UnsetType = UNSET
-    refused_images: list[ImageFacts] | UnsetType = UNSET  # of the whole request
+    refused_images: list[ImageFacts] | UnsetType = UNSET  # those of the whole request
     type: str  # image_generation.completed or image_edit.completed
 
 

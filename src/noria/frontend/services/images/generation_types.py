@@ -87,7 +87,7 @@ class ImageFacts(Struct, frozen=True):
 
     index: int
     seed: int
-    safety_score: float | UnsetType = UNSET  # of a model with a safety classifier
+    safety_score: float | UnsetType = UNSET  # 0 to 1; absent if the model has no safety classifier
 
 
 @dataclass(frozen=True)
