@@ -188,8 +188,11 @@ def test_an_empty_variable_of_a_list_that_is_not_empty_is_told(tmp_path: pathlib
     warnings = empty_list_warnings(dict.fromkeys(names, " "), load(file, {}, {}))
     told = {name: text for name in names for text in warnings if name in text}
     assert list(told) == [
-        "NORIA_ENGINE_LORAS", "NORIA_FRONTEND_TRUSTED_PROXIES", "NORIA_REGISTRY_SOURCE_ROOTS"
-    ]  # fmt: skip
+        "NORIA_ENGINE_LORAS",
+        "NORIA_ENGINE_SAFETY_LABELS",
+        "NORIA_FRONTEND_TRUSTED_PROXIES",
+        "NORIA_REGISTRY_SOURCE_ROOTS",
+    ]
     assert "frontend.trusted_proxies is ['127.0.0.1', '::1', 'unix']" in told["NORIA_FRONTEND_TRUSTED_PROXIES"]
     assert "registry.source_roots is ['/models']" in told["NORIA_REGISTRY_SOURCE_ROOTS"]
     for text in ("[]", "10.0.0.1"):

@@ -33,9 +33,8 @@ def test_json_is_lossless(metadata):
 
 def test_settings_have_the_field_names_of_t2i():
     about_the_model = {"model", "model_version", "deployment", "registered_version", "model_digest"}
-    settings = (
-        set(GenerationMetadata.__struct_fields__) - about_the_model - {"noria", "other", "image_digest", "mask_digest"}
-    )
+    facts = {"noria", "other", "image_digest", "mask_digest", "safety_score"}
+    settings = set(GenerationMetadata.__struct_fields__) - about_the_model - facts
     assert settings < set(TwoPassRequestBody.__struct_fields__)
 
 
@@ -58,7 +57,7 @@ def test_metadata_are_of_one_image_and_complete(bundled_folder):
         **START_IMAGE,
     )
     target = Target(7, "shapes@2", "sha256:12", spec.fingerprint, ())
-    metadata = metadata_for(request, spec, seed=9, target=target)
+    metadata = metadata_for(request, spec, seed=9, target=target, safety_score=0.1)
     assert metadata.seed == 9
     assert (metadata.deployment, metadata.registered_version, metadata.model_digest) == (7, "shapes@2", "sha256:12")
     assert (metadata.width, metadata.height) == (64, 96)

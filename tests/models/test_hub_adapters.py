@@ -137,3 +137,20 @@ def test_a_controlnet_is_called_like_its_repository(
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, controlnets=("hf://org",)))
     with pytest.raises(ConfigError, match=r"names no ControlNet of the hub\. The form is hf://ORG/NAME"):
         download_hub_adapters(config, {})
+
+
+def test_of_a_safety_classifier_only_what_it_needs_is_downloaded(
+    hub_of_controlnets: list[list[str]], tmp_path: pathlib.Path
+) -> None:
+    needed = {"config.json", "preprocessor_config.json", "model.safetensors"}
+    repository = tmp_path / "hub" / "org" / "nsfw"
+    repository.mkdir()
+    for name in (*needed, "pytorch_model.bin", "README.md", "optimizer.pt"):
+        (repository / name).touch()
+    config = Config(data_dir=str(tmp_path / "data"))
+    engine = msgspec.structs.replace(config.engine, safety_classifiers=("tiny=hf://org/nsfw@v2",))
+    (entry,) = download_hub_adapters(msgspec.structs.replace(config, engine=engine), {}).engine.safety_classifiers
+    model, _, folder = entry.partition("=")
+    assert (model, pathlib.Path(folder).name) == ("tiny", "nsfw")
+    assert {file.name for file in pathlib.Path(folder).iterdir()} == needed
+    assert len(hub_of_controlnets) == 1

@@ -20,7 +20,7 @@ def test_nothing_is_counted_by_default():
 def test_groups_are_counted_at_all_endpoints_with_the_sampling():
     declared = declare(builtin=("images",), sampling=0.25)
     assert declared.sampling_at("any/model") == dict.fromkeys(
-        ["image_brightness", "image_contrast", "image_entropy"], 0.25
+        ["image_brightness", "image_contrast", "image_entropy", "image_safety_score"], 0.25
     )
     assert declare(builtin=("images",), sampling=0.0).sampling_at("t2i") == {}
 

@@ -14,8 +14,10 @@ import msgspec
 
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, GenerationFailed, ImageFileError, InvalidField, short_repr
+from noria.frontend.engines.attempt import raw_image
 from noria.frontend.engines.results import RawImage
 from noria.frontend.services.images.image_writer import write_images
+from noria.frontend.services.images.refusals import divide, refusal
 from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
@@ -98,6 +100,7 @@ def generate_files(
         SetupError: a model or setting that does not work, a file that cannot be written.
         RequestError: a request that the model cannot serve.
         GenerationFailed: the model failed.
+        ImageRefused: the safety classifier has refused an image; the others are written.
     """
     _check_writable(output)
     config = download_hub_adapters(config, os.environ)
@@ -118,7 +121,10 @@ def generate_files(
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
           f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip
     data = images.pixels(settings.width, settings.height, spec)
-    for image in _run_engine(config, spec, request, data or None):
+    made = _run_engine(config, spec, request, data or None)
+    for image in made:
+        if image.is_refused:
+            continue
         index = image.seed - settings.seed
         file = output if settings.n == 1 else output.with_stem(f"{output.stem}-{index}")
         try:
@@ -126,6 +132,8 @@ def generate_files(
         except OSError as error:
             raise ConfigError(f"output {str(file)!r} cannot be written: {error.strerror}.") from error
         print(file)
+    if refused := divide(made)[1]:
+        raise refusal(spec.name, refused)
     return 0
 
 
@@ -177,7 +185,7 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
 
 
 def _file_bytes(image: RawImage, body: ImageRequestBody, request: ImageRequest, spec: DiffusionModelSpec) -> bytes:
-    metadata = [metadata_for(request, spec, image.seed)] if body.metadata else None
+    metadata = [metadata_for(request, spec, image.seed, safety_score=image.safety_score)] if body.metadata else None
     return write_images([image], body.format, metadata=metadata)[0]
 
 
@@ -234,7 +242,7 @@ def run_loop(
         if isinstance(event, ResultReady):
             done, rgb = event.result.message()
             assert isinstance(done, ImageDone)
-            image = RawImage(done.seed, done.width_px, done.height_px, memoryview(rgb))
+            image = raw_image(done, memoryview(rgb))
             images.append((event.prepared.request.request_id, image))
         elif isinstance(event, RequestEnded) and event.event.finish_reason is not FinishReason.FINISHED:
             raise GenerationFailed(event.event.message)

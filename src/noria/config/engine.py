@@ -268,6 +268,29 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "docs/models.md"
         ),
     ] = ()
+    safety_classifiers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of image classifiers (AutoModelForImageClassification of transformers) that check "
+            "each generated image; `FOLDER` is for all image models, `MODEL=FOLDER` for one, `hf://ORG/NAME` is "
+            "downloaded from the hub. Checked models make no previews: docs/models.md"
+        ),
+    ] = ()
+    safety_labels: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="labels of the safety classifiers that are refused; each classifier has at least one of them",
+        ),
+    ] = ("nsfw",)
+    safety_threshold: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="an image is refused if its safety score, the probability of `safety_labels`, is so high; "
+            "`safety_threshold` of a model's noria.json can only be stricter",
+        ),
+    ] = 0.5
     embeddings: Annotated[
         tuple[str, ...],
         Meta(

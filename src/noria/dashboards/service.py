@@ -175,6 +175,7 @@ _RUNNING_BATCH_ROW = row(
         query("sum(rate(noria_joins_total[1m]))", "joins"),
         query("sum(rate(noria_departures_total[1m]))", "departures"),
         query("sum by (outcome, reason) (rate(noria_images_moved_total[1m]))", "handed over, {{reason}}: {{outcome}}"),
+        query("sum by (model) (rate(noria_images_refused_total[1m]))", "refused by a classifier, {{model}}"),
     ),
     timeseries(
         "Evicted images",

@@ -1,7 +1,7 @@
 """All errors that callers see: one class for each cause, with its HTTP status and whether a retry can succeed.
 
     NoriaError
-    ├── RequestError                     the caller's mistake: nothing reached the engine
+    ├── RequestError                     the caller's mistake: nothing reached the engine, or no result left it
     │   ├── InvalidField                 400  a field has a value that is not allowed; names the field
     │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
     │   │   ├── LoraNotFound             404
@@ -21,6 +21,7 @@
     │   ├── JobNotFound                  404
     │   ├── HostNotAllowed               421  the Host header has a name that is not this server's
     │   ├── OperationNotSupported        501  the protocol has the operation, this server does not
+    │   ├── ImageRefused                 400  a safety classifier refuses all images that were made for the request
     │   ├── IdempotencyConflict          422  the key was used for another body
     │   ├── RegistryConflict             409  the registry lacks what is named, or cannot be changed as asked
     │   └── SourceRejected               422  the source of a model cannot or may not be read, or is no model
@@ -178,6 +179,10 @@ class HostNotAllowed(RequestError, code="host_not_allowed", http_status=421):
 
 class OperationNotSupported(RequestError, code="not_supported", http_status=501):
     """The protocol has this operation, this server does not."""
+
+
+class ImageRefused(RequestError, code="content_policy_violation", http_status=400):
+    """The safety classifier of the model refuses all images that were made; the code is that of OpenAI's API."""
 
 
 class IdempotencyConflict(RequestError, code="idempotency_conflict", http_status=422):

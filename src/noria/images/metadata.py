@@ -41,6 +41,7 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     calls: float | None = None  # the share of the model's calls that were made
     prompt_syntax: PromptSyntax | None = None  # None: plain, if Noria generated it
     clip_skip: int | None = None  # the layer of the text encoder from the end; None: that of the model's family
+    safety_score: float | None = None  # by the model's safety classifier; None: there was none
 
     def __post_init__(self) -> None:
         for field in ("prompt", "negative_prompt"):
@@ -53,7 +54,13 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
                 ) from error
 
 
-def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Target | None = None) -> GenerationMetadata:
+def metadata_for(
+    request: ImageRequest,
+    spec: ModelSpec,
+    seed: int,
+    target: Target | None = None,
+    safety_score: float | None = None,
+) -> GenerationMetadata:
     """Return the metadata of the image of `request` whose own seed is `seed`; `target` is what was deployed, if any."""
     settings = {name: getattr(request.payload, name) for name in ImageSettings.__struct_fields__}
     return GenerationMetadata(
@@ -75,6 +82,7 @@ def metadata_for(request: ImageRequest, spec: ModelSpec, seed: int, target: Targ
         calls=request.payload.calls,
         prompt_syntax=request.payload.prompt_syntax,
         clip_skip=request.payload.clip_skip,
+        safety_score=safety_score,
     )
 
 

@@ -22,6 +22,9 @@ JobStatus = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 WebhookEvent = Literal["start", "completed"]
 WantedEvent = Literal["start", "output", "logs", "completed"]
 """Replicate's names of events, of which `output` and `logs` never come here."""
+Metrics = Mapping[str, float | list[float]]
+"""Measurements of a job, by name: lists have a number for each image."""
+
 JobEventType = Literal["status", "progress"]
 
 TRANSITIONS: Mapping[JobStatus, frozenset[JobStatus]] = {
@@ -81,7 +84,7 @@ class Job(Struct, frozen=True):
     created_at: str
     started_at: str | None  # start of the current or last attempt
     completed_at: str | None
-    metrics: dict[str, float]  # predict_time and total_time as in Replicate's; the rest are the request's timings
+    metrics: Metrics  # predict_time and total_time as in Replicate's; the rest are the request's timings
     urls: JobUrls
     webhook: str | None
     webhook_events_filter: list[WebhookEvent]
@@ -224,8 +227,8 @@ def webhook_event_for(record: JobRecord) -> WebhookEvent | None:
     return "start" if record.status == "processing" and record.attempt == 1 else None
 
 
-def _metrics(record: JobRecord) -> dict[str, float]:
-    metrics: dict[str, float] = msgspec.json.decode(record.metrics)
+def _metrics(record: JobRecord) -> Metrics:
+    metrics: dict[str, float | list[float]] = msgspec.json.decode(record.metrics)
     if record.completed_at is not None:
         # The times come from the clocks of several machines: clamp negative differences.
         metrics["total_time"] = max(record.completed_at - record.created_at, 0.0)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from noria.errors import (
 from noria.jobs.database.claims import LEASE_S
 from noria.jobs.database.store import JobStore
 from noria.jobs.periodic import run_periodically
-from noria.jobs.records import TERMINAL_STATUSES, Claim, JobRecord
+from noria.jobs.records import TERMINAL_STATUSES, Claim, JobRecord, Metrics
 from noria.jobs.results import ResultStore
 from noria.jobs.thread_offloader import NUM_WORKER_THREADS, ThreadOffloader
 from noria.jobs.tracing import execution_span, stored_trace_context
@@ -56,7 +56,7 @@ class JobOutput:
 
     files: Sequence[bytes]
     suffix: str  # suffix of the files, without a dot
-    metrics: Mapping[str, float]
+    metrics: Metrics
     saved: Sequence[str] = ()
 
 

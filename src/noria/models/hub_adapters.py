@@ -1,4 +1,4 @@
-"""Downloads the LoRAs, ControlNets and refiners of the hub that the settings name, once; gives them readable names.
+"""Downloads what the settings name on the hub beside models, such as LoRAs, once; gives it readable names.
 
 A refiner in a single file is converted, too.
 """
@@ -16,13 +16,17 @@ from noria.errors import ConfigError, ModelError, short_repr
 from noria.folders import data_folder
 from noria.models.diffusion.single_file.checkpoint_header import SUFFIX
 from noria.models.location import HUB_FILE, hub_error, locate
+from noria.models.safety_folders import PREPROCESSOR_FILE
+from noria.models.safety_folders import STEM as WEIGHT_STEM
 
 _SCHEME = "hf://"
 _LORA = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+\.safetensors))?(?:@([\w./-]+))?", re.ASCII)
-_CONTROLNET = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+_REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 _REFINER = re.compile(r"([\w.-]+)/([\w.-]+)", re.ASCII)
 _STEM = "diffusion_pytorch_model"
-_CONTROLNET_FILES = ["config.json", f"{_STEM}.safetensors", f"{_STEM}-*.safetensors", f"{_STEM}.safetensors.index.json"]
+_SAFETENSORS = (".safetensors", "-*.safetensors", ".safetensors.index.json")
+_CONTROLNET_FILES = ["config.json", *(f"{_STEM}{end}" for end in _SAFETENSORS)]
+_CLASSIFIER_FILES = ["config.json", PREPROCESSOR_FILE, *(f"{WEIGHT_STEM}{end}" for end in _SAFETENSORS)]
 _CONTROLNET_FILES_FP16 = [
     f"{_STEM}.fp16.safetensors",
     f"{_STEM}.fp16-*.safetensors",
@@ -33,12 +37,12 @@ _CONTROLNET_FILES_FP16 = [
 
 
 def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Config:
-    """Return `config` with a folder in place of each entry of `engine.loras`, `.controlnets`, `.refiners` of the hub.
+    """Return `config` with a folder in place of each entry of the hub.
 
-    These are `hf://ORG/NAME[/FILE][@REVISION]`, of ControlNets without FILE, of refiners without REVISION
-    or with FILE. The LoRA of a repository with one file, or of FILE, is called NAME; of several files they are
-    NAME-FILE. A ControlNet or a refiner is called NAME. What was downloaded before is taken from the hub's cache if the
-    hub does not answer.
+    These are `hf://ORG/NAME[/FILE][@REVISION]` of `engine.loras`; `.controlnets` and `.safety_classifiers` are without
+    FILE, `.refiners` without REVISION or with FILE. The LoRA of a repository with one file, or of FILE, is called NAME;
+    of several files they are NAME-FILE. Others are called NAME. What was downloaded before is taken from the hub's
+    cache if the hub does not answer.
 
     A refiner can also be a single file, here or on the hub, which gets a folder, too; it is called like the file.
 
@@ -50,6 +54,7 @@ def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Con
     downloads: dict[str, Callable[[str, pathlib.Path], pathlib.Path]] = {
         "loras": _lora_folder,
         "controlnets": _controlnet_folder,
+        "safety_classifiers": _classifier_folder,
         "refiners": functools.partial(_refiner_folder, engine),
     }
     entries = {
@@ -100,15 +105,22 @@ def _lora_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
 
 
 def _controlnet_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
-    match = _match(_CONTROLNET, source, "engine.controlnets", "ControlNet", "hf://ORG/NAME[@REVISION]")
-    org, name, revision = match.groups()
-    repo = f"{org}/{name}"
+    match = _match(_REPOSITORY, source, "engine.controlnets", "ControlNet", "hf://ORG/NAME[@REVISION]")
+    repo, name, revision = f"{match[1]}/{match[2]}", match[2], match[3]
     snapshot = _download(repo, revision, _CONTROLNET_FILES, [], "ControlNet")
     if not any(snapshot.glob(f"{_STEM}*.safetensors")):
         snapshot = _download(repo, revision, _CONTROLNET_FILES_FP16, [], "ControlNet")
     folder = _folder_of(match, parent)
     _link({name: snapshot}, folder)
     return folder / name
+
+
+def _classifier_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
+    match = _match(_REPOSITORY, source, "engine.safety_classifiers", "classifier", "hf://ORG/NAME[@REVISION]")
+    snapshot = _download(f"{match[1]}/{match[2]}", match[3], _CLASSIFIER_FILES, [], "safety classifier")
+    folder = _folder_of(match, parent)
+    _link({match[2]: snapshot}, folder)
+    return folder / match[2]
 
 
 def _refiner_folder(engine: EngineConfig, source: str, parent: pathlib.Path) -> pathlib.Path:

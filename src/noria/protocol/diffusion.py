@@ -55,6 +55,10 @@ class DiffusionModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind",
     max_clip_skip: int = 0  # layers of its CLIP text encoder; 0: which one is read cannot be chosen
     family_clip_skip: int = 0  # the layer from the end that its family reads; 0 likewise
     default_clip_skip: int = 0  # that of a request that does not say it
+    # From noria.json: a folder with an image classifier, and the labels and the least score that are refused.
+    safety_classifier: str = ""  # empty: only the operator's, if there is one
+    safety_labels: tuple[str, ...] = ()  # empty: those of the settings
+    safety_threshold: float = 1.0  # at most that of the settings counts
     default_strength: float = 0.8  # the strength of a request with a start image; as in most of diffusers' pipelines
 
 

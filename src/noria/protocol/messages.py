@@ -275,7 +275,10 @@ class Preview(Struct, frozen=True, tag=True):
 
 
 class ImageDone(Struct, frozen=True, tag=True):
-    """The completed image `index` of a request; the frame beside it is height × width × 3 bytes of RGB."""
+    """The completed image `index` of a request; the frame beside it is height × width × 3 bytes of RGB.
+
+    A refused image has no such frame.
+    """
 
     attempt_id: str
     index: int
@@ -283,6 +286,8 @@ class ImageDone(Struct, frozen=True, tag=True):
     width_px: int
     height_px: int
     num_truncated_tokens: int = 0  # at the ends of its prompts: the model is not shown them
+    safety_score: float | None = None  # 0 to 1; None: the model has no safety classifier
+    is_refused: bool = False
 
 
 class Timings(Struct, frozen=True, tag="diffusion"):

@@ -113,6 +113,12 @@ BUILT_IN: dict[str, tuple[Variable, ...]] = {
             (1.0, 2.0, 3.0, 4.0, 5.0, 5.5, 6.0, 6.5, 7.0, 7.25, 7.5, 7.75),
             "Entropy of the luma of a generated image, from 0 to 8 bits.",
         ),
+        Variable(
+            "image_safety_score",
+            "scalar",
+            (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99),
+            "Safety score of a generated image, refused ones included, of a model with a safety classifier.",
+        ),
     ),
     "texts": (
         Variable("text_chars", "scalar", _LENGTH_EDGES, "Characters of a text."),

@@ -13,6 +13,7 @@ from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.location import SINGLE_FILES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
+from noria.models.safety_folders import SafetyFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
@@ -27,9 +28,9 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet or a refiner fits no
-            model, or a VAE or parts are given and no single file.
-        ModelError: a model, a ControlNet or a refiner cannot be served.
+        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet, a refiner or a
+            safety classifier is for no model, or a VAE or parts are given and no single file.
+        ModelError: a model, a ControlNet, a refiner or a safety classifier cannot be served.
     """
     LoraFolders.of(config.engine).check_folders()
     EmbeddingFolders.of(config.engine).check_folders()
@@ -53,6 +54,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
         models[model_spec.name] = model_spec
     ControlNetFolders.of(config.engine).check(list(models.values()))
     RefinerFolders.of(config.engine).check(list(models.values()))
+    SafetyFolders.of(config.engine).check(list(models.values()))
     return list(models.values())
 
 

@@ -145,6 +145,7 @@ class FakeEngine:
         self.failures: dict[str, Mapping[str, Any]] = {}  # as `failure`, of single versions, by fingerprint
         self.delays_s: dict[str, float] = {}  # until answers are sent, of single versions; it counts as computing time
         self.shades: dict[str, int] = {}  # the blue of their images, 0 to 255; others have 200
+        self.safety_scores: dict[int, float] = {}  # scores of images by seed; those from 0.5 are refused
         self.states: tuple[ImageState, ...] = ()  # states of the images of a withheld request that is released
         self.states_data = b""  # their bytes
         self.refuses_states = False
@@ -344,7 +345,7 @@ class FakeEngine:
             if not self.sends_no_images:
                 colour = functools.partial(self.colour, version=version)
                 denoise_s = 0.003 + self.delays_s.get(version, 0.0)
-                yield from image_replies(request, data, num_images, colour, denoise_s)
+                yield from image_replies(request, data, num_images, colour, denoise_s, self.safety_scores)
 
 
 class _Run:

@@ -1,6 +1,7 @@
 """Messages that a fake engine sends for a request that it computes, with the bytes beside them, from flat images."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,6 +15,7 @@ Reply = tuple[FromEngine, bytes | None]
 Colour = Callable[[int], tuple[int, int, int]]  # RGB of the image of a seed
 
 _PREVIEW_WIDTH_PX, _PREVIEW_HEIGHT_PX = 4, 3
+_SAFETY_THRESHOLD = 0.5
 _MAX_WORDS = 75  # words of a prompt; as CLIP's tokens, without its first and last
 
 
@@ -29,15 +31,25 @@ def progress_replies(request: ImageRequest, num_images: int, colour: Colour) -> 
 
 
 def image_replies(
-    request: ImageRequest, data: memoryview | None, num_images: int, colour: Colour, denoise_s: float
+    request: ImageRequest,
+    data: memoryview | None,
+    num_images: int,
+    colour: Colour,
+    denoise_s: float,
+    safety_scores: Mapping[int, float] = MappingProxyType({}),
 ) -> Iterator[Reply]:
-    """Yield the images of a request, whose frame is `data`, the last one first, and its end."""
+    """Yield the images of a request, whose frame is `data`, the last one first, and its end.
+
+    Those of seeds with a safety score have it; from 0.5 they are refused.
+    """
     attempt_id, payload = request.attempt_id, request.payload
     num_cut = max(0, len(payload.prompt.split()) - _MAX_WORDS)
     for index in reversed(range(num_images)):  # images may come in any order
         seed = payload.seed + index
-        done = ImageDone(attempt_id, index, seed, *payload.result_px, num_cut)
-        yield done, _draw(payload, data, colour(seed))
+        score = safety_scores.get(seed)
+        is_refused = score is not None and score >= _SAFETY_THRESHOLD
+        done = ImageDone(attempt_id, index, seed, *payload.result_px, num_cut, score, is_refused)
+        yield done, None if is_refused else _draw(payload, data, colour(seed))
     timings = Timings(queue_s=0.001, text_encode_s=0.002, denoise_s=denoise_s, decode_s=0.004)
     yield Finished(attempt_id, timings, payload.num_steps, mean_batch=2.5), None
 

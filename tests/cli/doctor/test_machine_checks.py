@@ -298,6 +298,7 @@ def test_adapters_that_the_server_would_not_start_with_fail() -> None:
         ("loras", "hf://a", "'hf://a' names no LoRA of the hub"),
         ("controlnets", "/nonexistent", "engine.controlnets: '/nonexistent' is not a folder"),
         ("refiners", "minilm=/nonexistent", "engine.refiners: '/nonexistent' is not a folder"),
+        ("safety_classifiers", "/nonexistent", "engine.safety_classifiers: '/nonexistent' is not a folder"),
     ):
         engine = msgspec.structs.replace(config.engine, **{setting: (entry,)})
         findings = examine(msgspec.structs.replace(config, engine=engine), open_listeners)

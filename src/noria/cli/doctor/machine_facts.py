@@ -31,6 +31,7 @@ from noria.models.hub_adapters import download_hub_adapters
 from noria.models.location import SINGLE_FILES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
+from noria.models.safety_folders import SafetyFolders
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -212,7 +213,7 @@ def _weight_bytes(spec: AnyModelSpec, engine: EngineConfig, has_gpus: bool) -> i
 
 
 def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Config, tuple[str, ...]]:
-    """Return `config` with only the adapters, refiners and embeddings that can be served, and why others cannot.
+    """Return `config` with only the adapters and what else is beside models that can be served, and why others cannot.
 
     Those of the hub are downloaded. Without models, whether they fit is unknown.
     """
@@ -221,6 +222,7 @@ def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Con
         "embeddings": lambda engine: EmbeddingFolders.of(engine).check_folders(),
         "controlnets": lambda engine: ControlNetFolders.of(engine).check(models) if models else None,
         "refiners": lambda engine: RefinerFolders.of(engine).check(models) if models else None,
+        "safety_classifiers": lambda engine: SafetyFolders.of(engine).check(models) if models else None,
     }
     errors = []
     usable = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **dict.fromkeys(checks, ())))

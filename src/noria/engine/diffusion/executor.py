@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.decoding import Decoded, decode
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.image_conditioner import ImageConditioner
@@ -45,6 +46,7 @@ from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.models import cuda_graph
 from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, ReferencedModel
+from noria.models.diffusion.safety_classifier import SafetyCheck
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
 from noria.protocol.request import ImageRequest
@@ -71,10 +73,10 @@ class _StepBatch(NamedTuple):
 class DiffusionExecutor:
     """The `Executor` of one model on one device; `config` has no "auto" left."""
 
-    def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
+    def __init__(self, model: DiffusionModel, config: EngineConfig, safety: SafetyCheck | None = None) -> None:
+        """`safety` checks all images; previews and thumbnails are then none, since they would show what is refused."""
         assert isinstance(config.slots, int)
-        self.model = model
-        self.config = config
+        self.model, self.config, self._safety = model, config, safety
         self._requests: dict[str, PreparedImageRequest] = {}
         self._noise = NoiseStreams(model)
         self._latents = LatentSlots(config.slots, model.device)
@@ -88,7 +90,7 @@ class DiffusionExecutor:
         if self._refiner is not None:
             self._calls.append(GuidedCalls(self._refiner, None, config.buckets))
         self.conditioner = ImageConditioner(model, config, self._loras)
-        self._decoded: dict[ItemId, HostPixels] = {}
+        self._decoded: dict[ItemId, Decoded] = {}
         self._run_ahead = RunAheadLimit(model.device)
         self._fill_detector = PipelineFillDetector(MAX_ITERATIONS_AHEAD)
         self._previews: list[PreviewPixels] = []
@@ -145,8 +147,9 @@ class DiffusionExecutor:
 
     def take_result(self, image: ItemId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
+        request, decoded = self._requests[image.attempt_id].request, self._decoded.pop(image)
         num_cut = max(each.num_cut for each in self._guided[image])
-        return DecodedImage(self._requests[image.attempt_id].request, image.index, self._decoded.pop(image), num_cut)
+        return DecodedImage(request, image.index, decoded.pixels, num_cut, decoded.safety)
 
     def previews(self) -> list[PreviewPixels]:
         """The previews of the last iteration; they are returned once."""
@@ -356,7 +359,7 @@ class DiffusionExecutor:
         self, batch: _StepBatch, indices: Sequence[int], outputs_BCHW: torch.Tensor, max_px: int | None = None
     ) -> list[PreviewPixels]:
         """Previews of the images at `indices` of `batch`; with `max_px`, no side is longer."""
-        if not indices:
+        if not indices or self._safety is not None:
             return []
         indices, steps, inputs_BCHW = list(indices), batch.steps, batch.inputs_BCHW
         if len(indices) < len(steps):
@@ -384,11 +387,9 @@ class DiffusionExecutor:
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
         latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls)).reshape(-1, *shape)
-        pixels_BHWC, finite_B = self.model.decode(latents_BCHW), latents_BCHW.isfinite().all(dim=(1, 2, 3))
-        finite_B, _ = to_host(finite_B)
-        pixels_BHWC, copied = to_host(pixels_BHWC)
-        for b, assignment in enumerate(assignments):
-            self._decoded[assignment.image] = HostPixels(pixels_BHWC[b], finite_B[b], copied)
+        decoded = decode(self.model, self._safety, latents_BCHW, len(assignments))
+        for assignment, each in zip(assignments, decoded, strict=True):
+            self._decoded[assignment.image] = each
             self._masked_images.end(assignment.image)
 
     def _log_fields(self, event: str, images: list[ItemId]) -> dict[str, dict[str, object]]:

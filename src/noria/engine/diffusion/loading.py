@@ -20,7 +20,7 @@ from noria.config import EngineConfig
 from noria.config.engine import MAX_SLOTS
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
 from noria.engine.diffusion.sizing.slot_count import fit_slots, max_rows, set_slots
-from noria.engine.diffusion.sizing.weight_bytes import WeightBytes, weights_of
+from noria.engine.diffusion.sizing.weight_bytes import SAFETY_CLASSIFIER, WeightBytes, weights_of
 from noria.engine.diffusion.warmup.calibration import (
     CostCache,
     cost_cache,
@@ -37,6 +37,7 @@ from noria.errors import ConfigError
 from noria.folders import cache_folder
 from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
+from noria.models.safety_folders import SafetyFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ModelPrecision
@@ -49,6 +50,7 @@ from noria.storage.private_files import make_own_folder
 if TYPE_CHECKING:
     from noria.engine.diffusion.executor import DiffusionExecutor
     from noria.engine.diffusion.preparation import PreparedImageRequest
+    from noria.models.diffusion.safety_classifier import SafetyCheck
 
 _log = logging.getLogger("noria.engine")
 
@@ -255,11 +257,14 @@ def _describe(precisions: Iterable[ModelPrecision]) -> str:
 
 def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> WeightBytes:
     """Return the bytes of a model's weights as `weights_of`, without what it shares with models of this process."""
+    from noria.models.diffusion.safety_classifier import is_loaded
     from noria.models.diffusion.unet_models.controlnet import loaded_controlnets
     from noria.models.diffusion.unet_models.refiner import loaded_refiner_parts
 
     shared = {f"ControlNet {name}" for name in loaded_controlnets(spec, config, device)}
     shared |= {f"refiner's {part}" for part in loaded_refiner_parts(spec, config, device)}
+    rule = SafetyFolders.of(config).for_model(spec)
+    shared |= {SAFETY_CLASSIFIER} if rule is not None and is_loaded(rule, device) else set()
     return weights_of(spec, config).without(shared)
 
 
@@ -327,12 +332,23 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
 
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the thread's device, not to their tensors'
+    safety = _load_safety_check(spec, config, device)
     if config.quantize == "none":
-        return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
+        return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config, safety)
     from noria.engine.diffusion.warmup.quantized_loading import load_quantized
 
     hardware = device_name(torch.device(device))
-    return DiffusionExecutor(load_quantized(spec, config, device, hardware), config)
+    return DiffusionExecutor(load_quantized(spec, config, device, hardware), config, safety)
+
+
+def _load_safety_check(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "SafetyCheck | None":
+    """Load the safety classifier of a model, if it has one. Raises ModelError: it cannot be."""
+    rule = SafetyFolders.of(config).for_model(spec)
+    if rule is None:
+        return None
+    from noria.models.diffusion.safety_classifier import load_safety_check
+
+    return load_safety_check(rule, device)
 
 
 def _use_private_compile_cache(config: EngineConfig) -> None:

@@ -107,11 +107,9 @@ class Attempt(msgspec.Struct, eq=False):
                 assert data is not None, "a preview comes with its pixels"
                 if self.on_update is not None:
                     self.on_update(PreviewImage(index, call, width_px, height_px, bytes(data)))
-            case ImageDone(
-                index=index, seed=seed, width_px=width_px, height_px=height_px, num_truncated_tokens=num_cut
-            ):
-                assert data is not None, "an image comes with its pixels"
-                self.images[index] = RawImage(seed, width_px, height_px, data, num_cut)
+            case ImageDone(index=index, is_refused=is_refused):
+                assert (data is None) == is_refused, "an image comes with its pixels, unless it is refused"
+                self.images[index] = raw_image(message, memoryview(b"") if data is None else data)
             case Finished(timings=timings, num_steps_run=num_steps_run, mean_batch=mean_batch, result=final):
                 images: tuple[RawImage, ...] = ()
                 if final is None:
@@ -130,6 +128,13 @@ class Attempt(msgspec.Struct, eq=False):
                 self.outcome.set_exception(AttemptMovedError(message, data, self.images, self.predicted_s, reason))
             case StateRefused(message=text):
                 self.outcome.set_exception(StateRefusedError(text))
+
+
+def raw_image(done: ImageDone, rgb: memoryview) -> RawImage:
+    """Return the image of an engine's message and its pixels."""
+    return RawImage(
+        done.seed, done.width_px, done.height_px, rgb, done.num_truncated_tokens, done.safety_score, done.is_refused
+    )
 
 
 def count_moves_from_zero(model: str) -> None:

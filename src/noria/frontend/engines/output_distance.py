@@ -18,18 +18,18 @@ _MAX_ROWS = 256  # compared of one request: vectors of tokens may be 100,000
 def output_distance(one: EngineResult, other: EngineResult) -> float | None:
     """Return the distance of two outputs; None if their forms differ, for instance the sizes of their images.
 
-    Of images it is the mean absolute difference of their pixels, 0 to 1; of numbers the mean cosine distance of their
-    rows, 0 to 2: at most 256 rows, evenly spread. Of sparse embeddings a row is a text's.
+    Of images that are not refused it is the mean absolute difference of their pixels, 0 to 1; of numbers the mean
+    cosine distance of their rows, 0 to 2: at most 256 rows, evenly spread. Of sparse embeddings a row is a text's.
     """
     if one.final is not None and other.final is not None:
         if one.final.row_counts and other.final.row_counts:
             return _sparse_distance(_sparse_rows(one), _sparse_rows(other))
         return _rows_distance(_rows(one), _rows(other))
-    forms = [[(image.width_px, image.height_px) for image in each.images] for each in (one, other)]
-    if not one.images or forms[0] != forms[1]:
+    forms = [[(image.width_px, image.height_px, image.is_refused) for image in each.images] for each in (one, other)]
+    pairs = [pair for pair in zip(one.images, other.images, strict=False) if not pair[0].is_refused]
+    if not pairs or forms[0] != forms[1]:
         return None
-    pairs = zip(one.images, other.images, strict=True)
-    return math.fsum(_image_distance(*pair) for pair in pairs) / len(one.images)
+    return math.fsum(_image_distance(*pair) for pair in pairs) / len(pairs)
 
 
 def _image_distance(one: RawImage, other: RawImage) -> float:

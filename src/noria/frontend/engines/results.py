@@ -16,6 +16,8 @@ class RawImage(Struct, frozen=True):
     height_px: int
     rgb: memoryview
     num_truncated_tokens: int = 0  # at the ends of its prompts
+    safety_score: float | None = None  # None: its model has no safety classifier
+    is_refused: bool = False  # by the classifier: it has no pixels
 
 
 class EngineResult(Struct, frozen=True):

@@ -97,11 +97,13 @@ class GenerationJobExecutor:
             data=data,
         )
         result = await self._generation_service.generate_job(task, log_record, on_update)
-        metrics = {
+        metrics: dict[str, float | list[float]] = {
             **msgspec.structs.asdict(result.timings),
             "num_steps_run": result.num_steps_run,
             "num_truncated_tokens": result.num_truncated_tokens,
         }
+        if scores := result.safety_scores:
+            metrics |= {"safety_scores": scores, "refused_images": [each.index for each in result.refused]}
         return JobOutput(result.files, stored.file_format, metrics)
 
     def _with_remaining_time(self, record: JobRecord, request: ImageRequest) -> ImageRequest:

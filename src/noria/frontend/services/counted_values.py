@@ -11,7 +11,8 @@ from noria.protocol.text import EncoderModelSpec
 from noria.statistics.values import Values, luma_values, prompt_values, text_values
 from noria.statistics.variables import BUILT_IN
 
-_OF_IMAGES = frozenset(variable.name for variable in BUILT_IN["images"])
+SAFETY_SCORE = "image_safety_score"
+_OF_PIXELS = frozenset(variable.name for variable in BUILT_IN["images"]) - {SAFETY_SCORE}
 _MAX_TEXTS = 16  # texts of one request that are counted; if it has more, so many, evenly spread
 
 
@@ -27,10 +28,16 @@ def request_values(payload: DiffusionPayload, wanted: Container[str]) -> Values:
 
 
 def image_values(images: Sequence[RawImage], wanted: Container[str]) -> Values:
-    """Return the values of generated images; to be called in a thread."""
-    if not any(name in wanted for name in _OF_IMAGES):
+    """Return the values of the pixels of images; to be called in a thread."""
+    if not any(name in wanted for name in _OF_PIXELS):
         return []
     return [value for image in images for value in luma_values(count_luma(image), wanted)]
+
+
+def safety_values(images: Sequence[RawImage], wanted: Container[str]) -> Values:
+    """Return the safety scores of images, refused ones included."""
+    scores = [image.safety_score for image in images if SAFETY_SCORE in wanted]
+    return [(SAFETY_SCORE, score) for score in scores if score is not None]
 
 
 def encoding_values(

@@ -21,7 +21,7 @@ from noria.jobs.completion import JobCompletionReporter
 from noria.jobs.database.schema import jobs
 from noria.jobs.database.transitions import transition, write_event
 from noria.jobs.database.turns import QueuedJob, Turns
-from noria.jobs.records import TERMINAL_STATUSES, Claim, JobRecord, JobStatus
+from noria.jobs.records import TERMINAL_STATUSES, Claim, JobRecord, JobStatus, Metrics
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.storage.database import write_transaction
 
@@ -115,7 +115,7 @@ class ClaimStore:
         self,
         claim: Claim,
         output: Collection[str],
-        metrics: Mapping[str, float],
+        metrics: Metrics,
         now: float,
         log_record: RequestLogRecord | None = None,
     ) -> bool:

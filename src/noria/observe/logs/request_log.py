@@ -62,6 +62,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "total_s": "queue to files; of texts: until their numbers are there; until the failure if it failed",
     "predicted_s": "the engine's prediction, at acceptance, of the time from queue to decode",
     "mean_batch": "mean number of images in the steps of this one, itself included",
+    "num_refused": "images that the safety classifier has refused; absent without any",
     "steps_run": "model calls of the image: some schedulers make more than the steps requested",
     "task": "of texts: `embedding`, `sparse_embedding`, `token_embedding`, `classification`, `token_classification` or "
     "`reranking`",

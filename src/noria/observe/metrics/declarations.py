@@ -45,6 +45,9 @@ REJECTED = _section.counter(
     "noria_rejected", "Image requests rejected before any generation, by reason.", "model", "reason"
 )
 IMAGES = _section.counter("noria_images", "Images sent to clients.", "model")
+IMAGES_REFUSED = _section.counter(
+    "noria_images_refused", "Images that the safety classifier of their model has refused.", "model"
+)
 IMAGES_MOVED = _section.counter(
     "noria_images_moved",
     "Images that an engine has handed over: those that had begun, `moved`, and those that had not, `waiting`. Another "

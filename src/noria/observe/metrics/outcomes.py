@@ -19,6 +19,7 @@ from noria.errors import (
     EngineUnavailable,
     GenerationFailed,
     IdempotencyConflict,
+    ImageRefused,
     InternalError,
     InvalidField,
     JobExpired,
@@ -62,6 +63,7 @@ _FAILURES = tuple(
         EngineLost,
         EngineCrashed,
         GenerationFailed,
+        ImageRefused,
         InternalError,
         RequestCancelled,
         JobExpired,
@@ -81,6 +83,7 @@ def init_model_series(names: Iterable[str]) -> None:
             if outcome != ModelNotFound.code:
                 _init_series(name, outcome)
         declarations.IMAGES.labels(name)
+        declarations.IMAGES_REFUSED.labels(name)
         declarations.TEXTS.labels(name)
         declarations.DEADLINES_MISSED.labels(name)
         _known_models.add(name)

@@ -343,7 +343,7 @@ def test_any_model_name_fits_its_header(spec, model, header):
         metadata=True,
         data=None,
     )
-    result = GenerationResult(task, [], ResponseTimings(0, 0, 0, 0, 0, 0, 0, 0), 1, 1.0)
+    result = GenerationResult(task, [], [], [], ResponseTimings(0, 0, 0, 0, 0, 0, 0, 0), 1, 1.0)
     assert Response(headers=result.headers).headers["x-noria-model"] == header
 
 

@@ -10,10 +10,14 @@ from noria.models.diffusion.block_quantization import denoiser_part, quantized_b
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
+from noria.models.safety_folders import SafetyFolders
 from noria.models.weights import weight_bytes
 from noria.protocol.diffusion import DiffusionModelSpec
 
 FLOAT32_BYTES = 4
+
+SAFETY_CLASSIFIER = "safety classifier"
+"""The name of that part."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class WeightBytes:
 
 
 def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
-    """Return the bytes of a model with `config`, which has no "auto" left: parts, refiner, ControlNets, LoRAs.
+    """Return the bytes of a model with `config`, which has no "auto" left: all parts, and what is beside them.
 
     LoRAs are loaded when requests name them. They count with the bytes of their files, at most those of their cache.
     """
@@ -50,6 +54,8 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
         here = {part: num_bytes for part, num_bytes in here.items() if part not in elsewhere}
     for name, folder in ControlNetFolders.of(config).for_model(spec).items():
         here[f"ControlNet {name}"] = item_bytes * folder.num_parameters
+    if (rule := SafetyFolders.of(config).for_model(spec)) is not None:
+        here[SAFETY_CLASSIFIER] = FLOAT32_BYTES * rule.folder.num_parameters
     loras = sum(_file_bytes(file) for file in LoraFolders.of(config).files(spec.name).values())
     if loras:
         here["LoRAs"] = min(loras, config.lora_cache_bytes)

@@ -23,6 +23,7 @@ from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.folders import cache_folder
 from noria.images import scheduler_names
 from noria.models.refiner_folders import RefinerFolders
+from noria.models.safety_folders import SafetyFolders
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement
 from noria.protocol.messages import ShapeCosts
@@ -286,13 +287,14 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "text_encoder_device",
         )
     }
-    refiner = RefinerFolders.of(config).for_model(spec)
+    refiner, rule = RefinerFolders.of(config).for_model(spec), SafetyFolders.of(config).for_model(spec)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "diffusers")} | {"noria": __version__}
     return (
         {"model": spec.fingerprint, "device": device}
         | versions
         | {name: str(value) for name, value in settings.items()}
         | ({} if refiner is None else {"refiner": refiner.digest})
+        | ({} if rule is None else {"safety_classifier": rule.folder.digest})
     )
 
 

@@ -356,15 +356,15 @@ def _decode(raw: bytes, body_type: type[Txt2ImgT], problems: Problems) -> tuple[
 def _generation_info(result: GenerationResult, body: Txt2Img, ignored: Sequence[str]) -> str:
     """Return A1111's JSON of the settings used, and what was ignored; `infotexts` are the texts in the files."""
     request, spec, num_images = result.request, result.task.spec, len(result.files)
-    seeds, second = [request.payload.seed + index for index in range(num_images)], request.payload.second_pass
+    seeds, second = [image.seed for image in result.images], request.payload.second_pass
     info = {
         "prompt": request.payload.prompt,
         "all_prompts": [request.payload.prompt] * num_images,
         "negative_prompt": request.payload.negative_prompt or "",
         "all_negative_prompts": [request.payload.negative_prompt or ""] * num_images,
-        "seed": request.payload.seed,
+        "seed": seeds[0],
         "all_seeds": seeds,
-        "subseed": request.payload.seed,
+        "subseed": seeds[0],
         "all_subseeds": seeds,
         "subseed_strength": 0,
         "width": request.payload.width,
@@ -385,5 +385,6 @@ def _generation_info(result: GenerationResult, body: Txt2Img, ignored: Sequence[
         "clip_skip": request.payload.clip_skip or 1,
         "is_using_inpainting_conditioning": False,
         "ignored": ignored,
+        "refused_images": result.refused,
     }
     return msgspec.json.encode(info).decode()

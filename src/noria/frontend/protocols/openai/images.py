@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,7 +28,12 @@ from noria.frontend.http.body import FORM, JSON, JsonBodyReader, apply_headers, 
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import EVENT_STREAM, REQUEST_ID, JsonObject, Operation, Served
 from noria.frontend.services.images.generation import GenerationService
-from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
+from noria.frontend.services.images.generation_types import (
+    AdmittedRequest,
+    GenerationResult,
+    ImageFacts,
+    ResponseTimings,
+)
 from noria.frontend.services.images.image_writer import preview_as_base64
 from noria.frontend.services.images.start_images import LoadFiles
 from noria.protocol.diffusion import Lora, PromptSyntax, Refinement
@@ -95,6 +100,7 @@ class GeneratedImage(Struct, frozen=True):
 
     b64_json: str
     seed: int
+    safety_score: float | UnsetType = UNSET  # 0 to 1, of a model with a safety classifier
 
 
 class GenerationsResponse(Struct, frozen=True):
@@ -108,6 +114,7 @@ class GenerationsResponse(Struct, frozen=True):
     request_id: str
     num_truncated_tokens: int
     timings: ResponseTimings
+    refused_images: list[ImageFacts] | UnsetType = UNSET  # by the model's safety classifier; absent: none
 
 
 class PartialImage(Struct, frozen=True, kw_only=True):
@@ -140,6 +147,8 @@ class CompletedImage(Struct, frozen=True, kw_only=True):
     usage: dict[str, Any]
     quality: str = "auto"
     background: str = "opaque"
+    safety_score: float | UnsetType = UNSET
+    refused_images: list[ImageFacts] | UnsetType = UNSET  # those of the whole request
     type: str  # image_generation.completed or image_edit.completed
 
 
@@ -265,7 +274,7 @@ class _EventFrames:
                 return [await self._partial(update)]
             case GenerationResult():
                 b64_files = await self._generation_service.files_as_base64(update)
-                return [self._completed(update, index, b64_file) for index, b64_file in enumerate(b64_files)]
+                return [self._completed(update, *each) for each in zip(update.images, b64_files, strict=True)]
         return []
 
     async def _partial(self, preview: PreviewImage) -> bytes:
@@ -285,11 +294,13 @@ class _EventFrames:
         )
         return sse.serialize_event(partial.type, partial)
 
-    def _completed(self, result: GenerationResult, index: int, b64_file: str) -> bytes:
+    def _completed(self, result: GenerationResult, image: ImageFacts, b64_file: str) -> bytes:
         completed = CompletedImage(
             b64_json=b64_file,
-            index=index,
-            seed=result.request.payload.seed + index,
+            index=image.index,
+            seed=image.seed,
+            safety_score=image.safety_score,
+            refused_images=result.refused or UNSET,
             created_at=int(time.time()),
             size=_size(result.request),
             output_format=self._admitted.file_format,
@@ -357,11 +368,15 @@ def _generations_response(result: GenerationResult, request_id: str, b64_files: 
     request = result.request
     return GenerationsResponse(
         created=int(time.time()),
-        data=[GeneratedImage(b64_file, request.payload.seed + index) for index, b64_file in enumerate(b64_files)],
+        data=[
+            GeneratedImage(b64_file, image.seed, image.safety_score)
+            for image, b64_file in zip(result.images, b64_files, strict=True)
+        ],
         output_format=result.task.file_format,
         size=_size(request),
         model=result.task.spec.name,
         request_id=request_id,
         num_truncated_tokens=result.num_truncated_tokens,
         timings=result.timings,
+        refused_images=result.refused or UNSET,
     )

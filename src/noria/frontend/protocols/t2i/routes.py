@@ -8,7 +8,7 @@ client that accepts JSON only, or a stream of events if the request asks for one
 import contextlib
 import time
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +22,12 @@ from noria.frontend.http.body import FORM, JSON, JsonBodyReader, apply_headers, 
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import EVENT_STREAM, IMAGE_CONTENT, REQUEST_ID, Operation
 from noria.frontend.services.images.generation import GenerationService
-from noria.frontend.services.images.generation_types import AdmittedRequest, GenerationResult, ResponseTimings
+from noria.frontend.services.images.generation_types import (
+    AdmittedRequest,
+    GenerationResult,
+    ImageFacts,
+    ResponseTimings,
+)
 from noria.frontend.services.images.image_writer import preview_as_base64
 from noria.protocol.request import ImageFormat, ImageRequestBody
 
@@ -36,6 +41,7 @@ class ResponseImage(Struct, frozen=True):
     width: int
     height: int
     b64_json: str
+    safety_score: float | UnsetType = UNSET  # 0 to 1, of a model with a safety classifier
 
 
 class ImagesResponse(Struct, frozen=True):
@@ -52,6 +58,7 @@ class ImagesResponse(Struct, frozen=True):
     num_truncated_tokens: int
     timings: ResponseTimings
     images: list[ResponseImage]
+    refused_images: list[ImageFacts] | UnsetType = UNSET  # by the model's safety classifier; absent: none
 
 
 class PreviewEvent(Struct, frozen=True):
@@ -155,14 +162,15 @@ def images_response(result: GenerationResult, request_id: str, b64_files: list[s
     request = result.request
     images = [
         ResponseImage(
-            index,
-            request.payload.seed + index,
+            image.index,
+            image.seed,
             result.task.file_format,
             request.payload.width,
             request.payload.height,
             b64_file,
+            image.safety_score,
         )
-        for index, b64_file in enumerate(b64_files)
+        for image, b64_file in zip(result.images, b64_files, strict=True)
     ]
     return ImagesResponse(
         request_id=request_id,
@@ -176,4 +184,5 @@ def images_response(result: GenerationResult, request_id: str, b64_files: list[s
         num_truncated_tokens=result.num_truncated_tokens,
         timings=result.timings,
         images=images,
+        refused_images=result.refused or UNSET,
     )

@@ -29,7 +29,7 @@ from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.frontend.engines.shadow_mirror import PrepareCopy
 from noria.frontend.engines.submission import RequestOutcome, Submission, count_deployment, with_trace_context
 from noria.frontend.engines.version_choice import RequestVersions
-from noria.frontend.services.counted_values import image_values, request_values
+from noria.frontend.services.counted_values import image_values, request_values, safety_values
 from noria.frontend.services.images.generation_types import (
     AdmittedRequest,
     GenerationResult,
@@ -38,6 +38,7 @@ from noria.frontend.services.images.generation_types import (
     Written,
 )
 from noria.frontend.services.images.image_writer import to_base64, write_images
+from noria.frontend.services.images.refusals import divide, record_refusals
 from noria.frontend.services.images.request_validation import NO_IMAGES, validate
 from noria.frontend.services.images.span_attributes import request_attributes
 from noria.frontend.services.images.start_images import (
@@ -293,11 +294,16 @@ class GenerationService:
             target = self.submission.versions.target_of(task.spec, versions)
             wanted = self._statistics.wanted(model)
             write = functools.partial(_write_files, task, target, wanted)
-            files, values = await self._write(task, result.images, write)
+            shown = [image for image in result.images if not image.is_refused]
+            files, values = await self._write(task, shown, write)
             if wanted:
                 version = self.submission.versions.version_name(task.spec, versions)
-                values = [*request_values(task.request.payload, wanted), *values]
+                of_all = safety_values(result.images, wanted)
+                values = [*request_values(task.request.payload, wanted), *values, *of_all]
                 self._statistics.record(model, version, wanted, values, versions)
+            facts, refused = divide(result.images)
+            if refused:
+                record_refusals(model, refused, len(result.images), log_record)
             done = time.perf_counter()
             if (span := current_span()).is_recording():
                 now = time.time()
@@ -317,7 +323,9 @@ class GenerationService:
                 **msgspec.structs.asdict(timings), mean_batch=result.mean_batch, steps_run=result.num_steps_run
             )
             num_cut = max((image.num_truncated_tokens for image in result.images), default=0)
-            return GenerationResult(task, files, timings, result.num_steps_run, result.mean_batch, num_cut)
+            return GenerationResult(
+                task, files, facts, refused, timings, result.num_steps_run, result.mean_batch, num_cut
+            )
 
     async def _write(
         self, task: ImageTask, images: Sequence[RawImage], write: Callable[[Sequence[RawImage]], Written]
@@ -366,7 +374,9 @@ class GenerationService:
 def _write_files(task: ImageTask, target: Target | None, wanted: Container[str], images: Sequence[RawImage]) -> Written:
     """Return the files, and the values of the `wanted` variables of their pixels."""
     metadata = (
-        [metadata_for(task.request, task.spec, image.seed, target) for image in images] if task.metadata else None
+        [metadata_for(task.request, task.spec, image.seed, target, image.safety_score) for image in images]
+        if task.metadata
+        else None
     )
     return write_images(images, task.file_format, task.quality, metadata), image_values(images, wanted)
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.results import RawImage
@@ -82,12 +82,22 @@ class AdmittedRequest(ImageTask):
         return ", ".join(parts)
 
 
+class ImageFacts(Struct, frozen=True):
+    """An image of a request, beside its pixels."""
+
+    index: int
+    seed: int
+    safety_score: float | UnsetType = UNSET  # 0 to 1; absent if the model has no safety classifier
+
+
 @dataclass(frozen=True)
 class GenerationResult:
     """A request's image files and measurements, for a response of any protocol."""
 
     task: ImageTask
     files: list[bytes]
+    images: list[ImageFacts]  # those of the files
+    refused: list[ImageFacts]  # those that have no file: the model's safety classifier has refused them
     timings: ResponseTimings
     num_steps_run: int
     mean_batch: float  # mean number of images in its steps' batches, its own included
@@ -99,6 +109,12 @@ class GenerationResult:
         return self.task.request
 
     @property
+    def safety_scores(self) -> list[float]:
+        """The scores of all images, refused ones included; empty if the model has no safety classifier."""
+        facts = sorted([*self.images, *self.refused], key=lambda each: each.index)
+        return [each.safety_score for each in facts if each.safety_score is not UNSET]
+
+    @property
     def headers(self) -> dict[str, str]:
         """Response headers, the same for every protocol."""
         stages = ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess", "predicted")
@@ -108,8 +124,10 @@ class GenerationResult:
             made = f"{payload.num_calls} of {payload.inference_steps - payload.first_step} calls"
             server_timing = server_timing.replace("denoise;", f'denoise;desc="{made}";')
         cut = {"X-Noria-Truncated-Tokens": str(self.num_truncated_tokens)} if self.num_truncated_tokens else {}
+        refused = {"X-Noria-Refused-Images": str(len(self.refused))} if self.refused else {}
         return {
             **cut,
+            **refused,
             "X-Noria-Seed": str(self.request.payload.seed),
             "X-Noria-Model": quote(self.task.spec.name, safe="/:@+ "),  # headers allow neither é nor line ends
             "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",

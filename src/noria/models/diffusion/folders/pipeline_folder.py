@@ -85,6 +85,9 @@ class Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     default_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     default_guidance: Annotated[float, Meta(ge=0, le=50)] | None = None
     default_calls: Annotated[float, Meta(ge=MIN_CALLS, le=1)] = 1.0  # where calls can be skipped
+    safety_classifier: str = ""  # a folder in the model's, where the operator has no classifier for the model
+    safety_labels: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+    safety_threshold: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 @dataclass(frozen=True)
@@ -215,9 +218,23 @@ class PipelineFolder:
             default_steps=steps if overrides.default_steps is None else overrides.default_steps,
             default_guidance=guidance if overrides.default_guidance is None else overrides.default_guidance,
             default_calls=overrides.default_calls,
+            safety_classifier=self._safety_classifier(overrides),
+            safety_labels=overrides.safety_labels,
+            safety_threshold=overrides.safety_threshold,
             num_parameters=num_tensor_parameters(self.shapes[denoiser]),
             **settings,
         )
+
+    def _safety_classifier(self, overrides: Overrides) -> str:
+        """Return the folder that noria.json names, which a stranger may have written: one elsewhere is refused."""
+        name = overrides.safety_classifier
+        folder = self.path / name
+        if name and (not folder.resolve().is_relative_to(self.path.resolve()) or not folder.is_dir()):
+            raise ModelError(
+                f"{self.path / 'noria.json'}: safety_classifier is {short_repr(name)}; needed is a folder inside the "
+                "model's. One elsewhere is named by the operator: engine.safety_classifiers."
+            )
+        return str(folder) if name else ""
 
     def _default_scheduler(self, overrides: Overrides, of_family: str, allowed: tuple[str, ...]) -> str:
         """Return the scheduler of noria.json, else the one nearest to scheduler_config.json, else the family's."""
