@@ -49,6 +49,9 @@ from noria.sampling.step import empty_history
 _ANY_SCALE = 50.0  # the largest guidance scale that a request can have
 LONGEST_PROMPT = "a " * 1024
 """All families cut it, to the most tokens that a prompt can have."""
+_OFFLOAD_SHARE = 0.9  # of the free memory: the rest is for what kernels allocate
+_OFFLOAD_SLOTS = 4  # images that step together; few rows hide the transfer of blocks: docs/models.md
+_OFFLOAD_UNIT_BYTES = 2**28
 _WIDEST_WINDOW = 4  # the widest window of the samplers' tables: UniPC, PNDM, LMS
 
 
@@ -68,6 +71,7 @@ class MemoryEstimate:
     graph_row: int = 0  # a row of such a call: the model's and its refiner's together
     caches: int = 0  # full caches of embeddings of prompts: the model's and that of its refiner
     max_rows: int | None = None  # rows of the largest call; None: those of all slots
+    streamed: Mapping[str, int] = field(default_factory=dict)  # weights that `engine.offload` keeps on the host
 
     def rows(self, slots: int) -> int:
         """Return the rows of the largest call."""
@@ -96,7 +100,14 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     """
     family = FAMILIES[spec.family]
     eager = msgspec.structs.replace(
-        config, compile=False, compile_blocks=False, quantize="none", attention="sdpa", text_encoder_device="same"
+        config,
+        compile=False,
+        compile_blocks=False,
+        quantize="none",
+        attention="sdpa",
+        text_encoder_device="same",
+        offload="none",
+        offload_resident_bytes="auto",
     )
     model: DiffusionModel = family.load(spec, eager, "meta")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
@@ -130,7 +141,21 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         graph_row=sum(rows),
         caches=num_caches * config.embedding_cache_bytes,
         max_rows=max(config.buckets, default=None),
+        streamed=weights.streamed,
     )
+
+
+def free_for_blocks(spec: DiffusionModelSpec, config: EngineConfig, free_bytes: int) -> int:
+    """Return the bytes of a denoiser's blocks that can stay beside all else that `_OFFLOAD_SLOTS` images need.
+
+    `config` says that blocks stream. The result is rounded down, so that it is mostly the same at the next start.
+
+    Raises ModelError: the libraries cannot build a part.
+    """
+    assert isinstance(config.slots, int)
+    estimate = estimate_memory(spec, msgspec.structs.replace(config, offload_resident_bytes=0))
+    left = int(_OFFLOAD_SHARE * free_bytes) - estimate.needed(min(config.slots, _OFFLOAD_SLOTS))
+    return max(0, left // _OFFLOAD_UNIT_BYTES * _OFFLOAD_UNIT_BYTES)
 
 
 def state_bytes(model: DiffusionModel, spec: DiffusionModelSpec, reference_bytes: int | None = None) -> int:
