@@ -348,7 +348,7 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the thread's device, not to their tensors'
     if config.offload == "blocks" and config.offload_resident_bytes == "auto":
-        from noria.engine.diffusion.sizing.memory_estimate import free_for_blocks
+        from noria.engine.diffusion.sizing.offload_estimate import free_for_blocks
 
         num_bytes = free_for_blocks(spec, config, free_memory_bytes(device))
         config = msgspec.structs.replace(config, offload_resident_bytes=num_bytes)

@@ -14,7 +14,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ModelError, short_repr
-from noria.models.diffusion.block_quantization import denoiser_part, quantize_blocks
+from noria.models.diffusion.block_quantization import denoiser_part, is_quantized, quantize_blocks
 from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
 from noria.models.diffusion.vae import memory_format_of, without_overflow
 from noria.models.diffusion.weight_streaming import WeightStreamer
@@ -59,11 +59,17 @@ def load_part(
 
     With a `streamer` its blocks may stay in the host's memory.
 
-    Raises ModelError: weights are missing, which the libraries would silently fill with random numbers.
+    Raises ModelError: weights are missing, which the libraries would silently fill with random numbers, or are
+    quantized and would stream.
     """
     folder, stem = spec.path / name, FAMILIES[spec.family].weight_stems[name]
     if streamer is None or not streamer.streams(name):
         return load_weights(part_class, folder, stem, dtype, device)
+    if is_quantized(spec, name):
+        raise ModelError(
+            f"engine.offload does not work with the {name} in {spec.path}, which is quantized: such weights do not "
+            "stream. Set it to 'none'."
+        )
     part = load_weights(part_class, folder, stem, dtype, "cpu")
     streamer.add(name, part)
     return part

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ModelError
 from noria.models.diffusion.weight_blocks import NUM_BUFFERS, blocks_of, buffer_sizes, choose_streamed, is_streamed
 
 _ALIGNMENT = 256  # bytes, as torch allocates on a GPU
@@ -156,16 +155,9 @@ class WeightStreamer:
 
         Of a denoiser as many stay as `engine.offload_resident_bytes` says. No dtype or memory format may be changed
         from then on.
-
-        Raises ModelError: the part is quantized.
         """
         parameters = _own_parameters(part)
-        for name, each in parameters.items():
-            if type(each) is not torch.nn.Parameter:
-                raise ModelError(
-                    f"engine.offload is {self._config.offload!r}, but {part_name}.{name} is quantized, and such weights "
-                    "do not stream. Set it to 'none'."
-                )
+        assert all(type(each) is torch.nn.Parameter for each in parameters.values()), "quantized weights do not stream"
         blocks = {
             block: [parameters[name] for name in names] for block, names in blocks_of(part_name, parameters).items()
         }
@@ -200,11 +192,12 @@ class WeightStreamer:
             part.get_submodule(name).register_forward_pre_hook(self._hook(block), prepend=True)
 
     def _hook(self, block: _Block) -> Callable[..., None]:
-        @torch.compiler.disable  # compiled code would copy where it is traced
         def before(_module: torch.nn.Module, _args: Any) -> None:
             self._load(block)
 
-        return before
+        # Compiled code would have no copies in it.
+        hook: Callable[..., None] = torch.compiler.disable(before)  # type: ignore[no-untyped-call]
+        return hook
 
     def _load(self, block: _Block) -> None:
         """Let a block have its values when it is called next, and copy the one after it meanwhile."""
@@ -249,5 +242,6 @@ def _host_memory(sizes: Sequence[int], *, is_pinned: bool) -> Iterator[torch.Ten
         end = start + 1
         while end < len(sizes) and sum(sizes[start : end + 1]) <= _MAX_HOST_BYTES:
             end += 1
-        yield from torch.empty(sum(sizes[start:end]), dtype=torch.uint8, pin_memory=is_pinned).split(sizes[start:end])
+        memory = torch.empty(sum(sizes[start:end]), dtype=torch.uint8, pin_memory=is_pinned)
+        yield from torch.split(memory, list(sizes[start:end]))
         start = end

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.sizing.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
@@ -49,9 +50,6 @@ from noria.sampling.step import empty_history
 _ANY_SCALE = 50.0  # the largest guidance scale that a request can have
 LONGEST_PROMPT = "a " * 1024
 """All families cut it, to the most tokens that a prompt can have."""
-_OFFLOAD_SHARE = 0.9  # of the free memory: the rest is for what kernels allocate
-_OFFLOAD_SLOTS = 4  # images that step together; few rows hide the transfer of blocks: docs/models.md
-_OFFLOAD_UNIT_BYTES = 2**28
 _WIDEST_WINDOW = 4  # the widest window of the samplers' tables: UniPC, PNDM, LMS
 
 
@@ -72,6 +70,7 @@ class MemoryEstimate:
     caches: int = 0  # full caches of embeddings of prompts: the model's and that of its refiner
     max_rows: int | None = None  # rows of the largest call; None: those of all slots
     streamed: Mapping[str, int] = field(default_factory=dict)  # weights that `engine.offload` keeps on the host
+    row_flops: int = 0  # floating-point operations of a row of the model's call
 
     def rows(self, slots: int) -> int:
         """Return the rows of the largest call."""
@@ -117,6 +116,9 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
             reference = _reference(model, spec)
         num_channels = input_channels(model, shape)
         rows = [_row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)]
+        with _StorageCounter(), FlopCounterMode(display=False) as counter:
+            _predict(model, 1, (num_channels, *shape[1:]), conditioning, reference)
+        flops = counter.get_total_flops()
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode([LONGEST_PROMPT]))
         embeddings, num_caches = conditioning.nbytes, 1
@@ -142,20 +144,8 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         caches=num_caches * config.embedding_cache_bytes,
         max_rows=max(config.buckets, default=None),
         streamed=weights.streamed,
+        row_flops=flops,
     )
-
-
-def free_for_blocks(spec: DiffusionModelSpec, config: EngineConfig, free_bytes: int) -> int:
-    """Return the bytes of a denoiser's blocks that can stay beside all else that `_OFFLOAD_SLOTS` images need.
-
-    `config` says that blocks stream. The result is rounded down, so that it is mostly the same at the next start.
-
-    Raises ModelError: the libraries cannot build a part.
-    """
-    assert isinstance(config.slots, int)
-    estimate = estimate_memory(spec, msgspec.structs.replace(config, offload_resident_bytes=0))
-    left = int(_OFFLOAD_SHARE * free_bytes) - estimate.needed(min(config.slots, _OFFLOAD_SLOTS))
-    return max(0, left // _OFFLOAD_UNIT_BYTES * _OFFLOAD_UNIT_BYTES)
 
 
 def state_bytes(model: DiffusionModel, spec: DiffusionModelSpec, reference_bytes: int | None = None) -> int:
