@@ -166,7 +166,8 @@ def _describe_changes(facts: Facts, usable: int, slots: int, num_engines: int) -
     is_one_enough = False
     for change in facts.changes:
         fitting = min(change.estimate.slots_in(usable), MAX_AUTO_SLOTS)
-        elsewhere = num_engines * sum(change.estimate.elsewhere.values())
+        moved_bytes = (*change.estimate.elsewhere.values(), *change.estimate.streamed.values())
+        elsewhere = num_engines * sum(moved_bytes)
         if fitting <= slots or elsewhere > facts.memory_bytes or (is_one_enough and len(change.names) > 1):
             continue
         is_one_enough = True

@@ -216,7 +216,7 @@ def find_quantizations(
     Whether its library is installed does not matter. None if `config` has chosen one; `estimate` is of `config`.
     """
     part, item_bytes = denoiser_part(spec), DTYPES[config.dtype].itemsize
-    if config.quantize != "none" or not has_quantizable_layers(spec):
+    if config.quantize != "none" or config.offload == "blocks" or not has_quantizable_layers(spec):
         return ()
     kinds = {"fp8": " --compile-blocks", "int8": "" if device == "cpu" else " --compile-blocks", "nf4": ""}
     return tuple(
