@@ -38,24 +38,24 @@ class Denoisers:
         }
 
     def on_host(self) -> Any:
-        """A denoiser in the host's memory."""
+        """Return a denoiser in the host's memory."""
         denoiser = build_denoiser(self._architecture, "meta", self._dtype)
         denoiser.load_state_dict(self._weights, assign=True)
         return denoiser.requires_grad_(requires_grad=False)
 
     def resident(self) -> Any:
-        """One on the device."""
+        """Return it on the device."""
         return self.on_host().to(self._device)
 
     def streamed(self, resident_bytes: int) -> Any:
-        """One whose blocks stream beyond these bytes."""
+        """Return it with blocks that stream, beyond these bytes."""
         config = EngineConfig(offload="blocks", offload_resident_bytes=resident_bytes)
         denoiser = self.on_host()
         WeightStreamer(config, str(self._device)).add("transformer", denoiser)
         return denoiser
 
     def group_offloaded(self) -> Any:
-        """One with diffusers' group offloading of single blocks, with a stream on a GPU."""
+        """Return it with diffusers' group offloading of single blocks, with a stream on a GPU."""
         from diffusers.hooks import apply_group_offloading
 
         denoiser, has_streams = self.on_host(), self._device.type == "cuda"

@@ -13,7 +13,7 @@ _REPEATED = re.compile(r"(?:.+\.)?(?:single_)?transformer_blocks\.\d+(?=\.)")
 _NUMBERED = re.compile(r".*?\.\d+(?=\.)")
 _OF_VAE = re.compile(r"(?:encoder|decoder)(?=\.)")
 NUM_BUFFERS = 2
-"""One has the block that is computed, the other one that which comes next."""
+"""The block that is computed has one of them, the next block the other."""
 
 
 def is_streamed(config: EngineConfig, part: str) -> bool:

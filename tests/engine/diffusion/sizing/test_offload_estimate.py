@@ -1,4 +1,4 @@
-"""What offloading is predicted to save and to cost."""
+"""Predictions of what offloading saves and costs."""
 
 import msgspec
 import pytest
