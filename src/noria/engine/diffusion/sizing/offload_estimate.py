@@ -14,7 +14,7 @@ from noria.models.diffusion.weight_blocks import is_streamed
 from noria.models.families import FAMILIES
 from noria.protocol.diffusion import DiffusionModelSpec
 
-_USED_SHARE = 0.9  # of the free memory: the rest is for what kernels allocate
+_USED_SHARE = 0.9  # part of the free memory: the rest is for what kernels allocate
 _NUM_SLOTS = 4  # images that step together; more rows than these hide the copies on no device
 _UNIT_BYTES = 2**28
 
