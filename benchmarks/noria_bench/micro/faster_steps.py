@@ -53,9 +53,9 @@ _SMALL: dict[str, dict[str, Any]] = {
 
 
 def small(architecture: Architecture) -> Architecture:
-    """The architecture with few layers and channels, as `NAME-small`."""
-    name = architecture.name
-    return replace(architecture, name=f"{name}-small", config=architecture.config | _SMALL[name])
+    """The architecture with few layers, channels, tokens and steps, as `NAME-small`."""
+    name, config = architecture.name, architecture.config | _SMALL[architecture.name]
+    return replace(architecture, name=f"{name}-small", config=config, default_steps=4, num_tokens=16)
 
 
 def main() -> None:
