@@ -154,7 +154,7 @@ def test_no_copy_is_used_before_it_is_waited_for(family, folder_of, copied_by):
 
 def test_a_step_copies_each_block_once_for_all_rows_and_ahead_of_its_call(folder_of, copied_by):
     copies = copied_by(CountedCopies())
-    spec, executor = load_aligned(folder_of("flux"), offload="blocks", offload_resident_bytes=0)
+    _, executor = load_aligned(folder_of("flux"), offload="blocks", offload_resident_bytes=0)
     model, blocks = executor.model, executor.model.network.transformer_blocks
     chosen = [*blocks, *executor.model.network.single_transformer_blocks]
     counts = []
