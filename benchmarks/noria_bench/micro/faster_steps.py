@@ -133,7 +133,8 @@ def _modes(architecture: Architecture, device: torch.device, notes: list[str]) -
 
 def _compiled(architecture: Architecture, denoiser: Any) -> Any:
     if architecture.is_unet:
-        return torch.compile(denoiser, dynamic=False)
+        backend = "eager" if denoiser.device.type == "cpu" else "inductor"  # C++ takes minutes: a CPU only traces it
+        return torch.compile(denoiser, dynamic=False, backend=backend)
     compile_blocks(denoiser)
     return denoiser
 
