@@ -65,6 +65,10 @@ def make_parts(out: pathlib.Path, models: Models, *, small: bool) -> list[Part]:
         options = ["--quick", *load, "--targets", ",".join(targets)]
         return [*_bench("encoders", models.encoder, out / name), *backend, *options]
 
+    def micro(module: str, name: str, *options: str) -> list[str]:
+        size = ("--small",) if small else ()
+        return ["-m", f"noria_bench.micro.{module}", *options, *size, "-o", str(out / f"{name}.json")]
+
     def estimate(on_gpu: float, on_cpu: float) -> float:
         return on_cpu if small else on_gpu
 
@@ -93,6 +97,16 @@ def make_parts(out: pathlib.Path, models: Models, *, small: bool) -> list[Part]:
         Part("device", "steps of denoisers of published sizes, and the engine without a server",
              ["-m", "noria_bench", "device", *(("--device", "cpu", "--quick") if small else ()),
               "--budget", "40" if small else "150", "-o", str(out / "device.json")], estimate(155, 45), denoisers),
+        Part("steps-sd15", "SD1.5's calls: captured, compiled, and both, with their share of the peak",
+             micro("faster_steps", "steps-sd15", "--models", "sd15"), estimate(110, 8), denoisers),
+        Part("steps-sdxl", "the same of SDXL",
+             micro("faster_steps", "steps-sdxl", "--models", "sdxl"), estimate(170, 8), denoisers),
+        Part("steps-flux", "FLUX.1's calls: compiled, in fp8, half of them, and all together",
+             micro("faster_steps", "steps-flux", "--models", "flux"), estimate(150, 15), denoisers),
+        Part("steps-z-image", "the same of Z-Image",
+             micro("faster_steps", "steps-z-image", "--models", "z-image"), estimate(120, 14), denoisers),
+        Part("offload", "FLUX.1's calls with weights that stream, in the memory of a card of 24 GB",
+             micro("offloaded_steps", "offload"), estimate(150, 10), denoisers),
     ]  # fmt: skip
     if small:
         return [replace(part, limit_s=_MAX_SMALL_PART_S) for part in parts]

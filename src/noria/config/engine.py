@@ -130,6 +130,21 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "`cuda:N`; prompts whose embeddings are not cached are encoded there while steps wait",
         ),
     ] = "same"
+    offload: Annotated[
+        Literal["none", "encoders", "blocks"],
+        Meta(
+            description="what of an image model stays in the host's memory and is copied to the GPU, block by block, "
+            "whenever it is called: `encoders` are the text encoders and the VAE, `blocks` also the denoiser's blocks "
+            "beyond `offload_resident_bytes`; the same images, slower: docs/models.md"
+        ),
+    ] = "none"
+    offload_resident_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | Auto,
+        Meta(
+            description="with `offload` `blocks`, bytes of the denoiser's blocks that stay on the device; `auto` is "
+            "what is free beside all else that the model needs for four images at once"
+        ),
+    ] = "auto"
     vae_tiling: Annotated[
         bool | Auto,
         Meta(

@@ -47,6 +47,10 @@ BOTH = MemoryChange(
 APART = MemoryChange(
     ("--text-encoder-device cpu",), dataclasses.replace(HALF.estimate, elsewhere={"text_encoder": GIB})
 )
+STREAMED = MemoryChange(
+    ("--offload blocks",),
+    dataclasses.replace(HALF.estimate, weights={"unet": 0}, streamed={"unet": 5 * GIB, "vae": GIB}, row_flops=10**13),
+)
 FACTS = Facts(
     python=(3, 11, 7),
     versions={"torch": "2.13.0", "diffusers": "0.42.1", "transformers": "5.23.0", "xformers": None},
@@ -199,6 +203,29 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
         {},
         {"quantizations": (QUANTIZED,), "memory_bytes": GIB // 4},
         "--quantize int8: 0.60 GiB, too much",
+    ),
+    (
+        "ok",
+        "offload",
+        {},
+        {"gpus": (GPU,), "offloads": (STREAMED,)},
+        "--offload blocks: 0.50 GiB, fits (6.00 GiB in main memory; a step copies 5.00: 0.21 s on an RTX 4090 with "
+        "PCIe 4, hidden by 2.3 rows, 0.11 s on an H100 with PCIe 5, hidden by 4.7 rows of ",
+    ),
+    (
+        "ok",
+        "offload",
+        {"engine.offload": "blocks"},
+        {"gpus": (GPU,), "memory": STREAMED.estimate},
+        "blocks: 6.00 GiB in main memory; a step",
+    ),
+    ("warn", "offload", {"engine.offload": "encoders"}, {}, "on a CPU it saves no memory"),
+    (
+        "fail",
+        "offload",
+        {"engine.offload": "blocks"},
+        {"gpus": (GPU,), "memory": STREAMED.estimate, "memory_bytes": GIB},
+        "6.00 GiB would be in main memory, which has 1.00",
     ),
     ("ok", "slots", {"engine.slots": "7"}, {}, "7, as engine.slots says: "),
     ("ok", "slots", {}, {"gpus": (GPU,)}, "about 32 (auto: the maximum; "),

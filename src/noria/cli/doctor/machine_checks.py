@@ -10,7 +10,13 @@ from noria import __version__
 from noria.cli.doctor import encoder_checks
 from noria.cli.doctor.finding import Finding, fail, ok, warn
 from noria.cli.doctor.machine_facts import Facts, OpenListeners, gather
-from noria.cli.doctor.memory_checks import check_memory, check_quantization, check_slots, check_weights
+from noria.cli.doctor.memory_checks import (
+    check_memory,
+    check_offload,
+    check_quantization,
+    check_slots,
+    check_weights,
+)
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.sizing.auto_settings import FULL_SIZE_PARAMETERS, Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.warmup.calibration import BUDGET_S
@@ -92,6 +98,7 @@ def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfi
         yield from check_memory(facts.memory, facts, spec, engine, devices)
         yield check_slots(facts.memory, facts, requested_slots, max(engine.buckets, default=0), devices)
         yield from check_quantization(facts, engine, devices)
+        yield from check_offload(facts, spec, engine, devices)
     if "cpu" in devices:
         yield _check_precision(facts, engine)
         yield from _check_threads(facts, engine, devices.count("cpu"))

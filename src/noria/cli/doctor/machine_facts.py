@@ -90,6 +90,7 @@ class Facts:
     # The weights of these and of a first model that is an encoder, estimated from the number of parameters.
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
     quantizations: "tuple[MemoryChange, ...]" = ()  # what the model would take with each quantization, if it has none
+    offloads: "tuple[MemoryChange, ...]" = ()  # what it would take with each engine.offload, if it has none
     quantization: str = ""  # what is known of that of the settings; empty: there is none
     quantization_error: str = ""  # why it cannot be used; empty: it can
 
@@ -101,10 +102,10 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     additional_models, additional_model_errors = _open_additional_models(config, model)
     config, adapter_errors = _check_adapters(config, () if isinstance(model, str) else (model, *additional_models))
     memory_bytes = _available_bytes()
-    memory, changes, quantizations = (
+    memory, changes, quantizations, offloads = (
         _estimate_memory(config, model, memory_bytes, gpus)
         if torch_error is None and isinstance(model, DiffusionModelSpec)
-        else (None, (), ())
+        else (None, (), (), ())
     )
     quantization, quantization_error = (
         _inspect_quantization(config.engine, model)
@@ -132,6 +133,7 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         memory=memory,
         changes=changes,
         quantizations=quantizations,
+        offloads=offloads,
         quantization=quantization,
         quantization_error=quantization_error,
         costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
@@ -246,25 +248,27 @@ def available_bytes(memory_bytes: int, gpus: tuple[Gpu, ...], devices: list[str]
 
 def _estimate_memory(
     config: Config, spec: DiffusionModelSpec, memory_bytes: int, gpus: tuple[Gpu, ...]
-) -> "tuple[MemoryEstimate | str, tuple[MemoryChange, ...], tuple[MemoryChange, ...]]":
+) -> "tuple[MemoryEstimate | str, tuple[MemoryChange, ...], tuple[MemoryChange, ...], tuple[MemoryChange, ...]]":
     """Return the estimate, or why there is none; the changes, which take seconds each, if it does not fit.
 
-    And what it would be with each quantization.
+    And what it would be with each quantization, and with each value of `engine.offload`.
     """
     from noria.engine.diffusion.sizing.memory_estimate import estimate_memory, find_changes, find_quantizations
+    from noria.engine.diffusion.sizing.offload_estimate import find_offloads, with_resident_blocks
 
     machine = detect_machine()
     devices = [resolve_device(name, machine) for name in config.engine.devices]
     engine = resolve_auto(config.engine, spec, devices[0], machine)
     assert isinstance(engine.slots, int)
     try:
-        estimate = estimate_memory(spec, engine)
         available = available_bytes(memory_bytes, gpus, devices)
+        estimate = with_resident_blocks(estimate_memory(spec, engine), spec, engine, available)
         fits = available is None or estimate.needed(engine.slots) <= MEMORY_SHARE * available
-        changes = () if fits else find_changes(spec, engine, devices[0])
-        return estimate, changes, find_quantizations(spec, engine, estimate, devices[0])
+        offloads = find_offloads(spec, engine, estimate, devices[0], available)
+        changes = () if fits else (*find_changes(spec, engine, devices[0]), *offloads)
+        return estimate, changes, find_quantizations(spec, engine, estimate, devices[0]), offloads
     except NoriaError as error:
-        return error.message, (), ()
+        return error.message, (), (), ()
 
 
 def _inspect_quantization(config: EngineConfig, spec: DiffusionModelSpec) -> tuple[str, str]:

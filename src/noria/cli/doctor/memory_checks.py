@@ -105,6 +105,48 @@ def check_quantization(facts: Facts, engine: EngineConfig, devices: list[str]) -
     yield ok("quantize", f"none; {engine.slots} images at once with {'; '.join(texts)}")
 
 
+def check_offload(
+    facts: Facts, spec: DiffusionModelSpec, engine: EngineConfig, devices: list[str]
+) -> Iterator[Finding]:
+    """Yield what streams with the settings, or what the model would take on a GPU with each `engine.offload`."""
+    assert isinstance(engine.slots, int)
+    assert facts.memory is not None
+    assert not isinstance(facts.memory, str)
+    if engine.offload != "none" and devices[0] == "cpu":
+        yield Finding("warn", "offload", f"{engine.offload}: on a CPU it saves no memory and takes time; use 'none'")
+    elif engine.offload != "none":
+        yield ok("offload", f"{engine.offload}: {_describe_streams(facts.memory, spec)}")
+    in_host = len(devices) * sum(facts.memory.streamed.values())
+    if in_host > facts.memory_bytes:
+        text = f"{_gib(in_host)} GiB would be in main memory, which has {_gib(facts.memory_bytes)}"
+        yield fail("offload", f"{text}: use fewer devices, or engine.offload 'none'")
+    if not facts.offloads:
+        return
+    available, texts = available_bytes(facts.memory_bytes, facts.gpus, devices), []
+    for change in facts.offloads:
+        needed = change.estimate.needed(engine.slots) + sum(facts.weight_bytes.values())
+        fits = "" if available is None else ", fits" if needed <= MEMORY_SHARE * available else ", too much"
+        streams = _describe_streams(change.estimate, spec)
+        texts.append(f"{' '.join(change.names)}: {_gib(needed)} GiB{fits} ({streams})")
+    yield ok("offload", f"none; {engine.slots} images at once with {'; '.join(texts)}")
+
+
+def _describe_streams(estimate: "MemoryEstimate", spec: DiffusionModelSpec) -> str:
+    """Say what is in main memory, what a step copies of it, and which calls hide that."""
+    from noria.engine.diffusion.sizing.offload_estimate import REFERENCE_DEVICES, rows_that_hide, step_bytes
+
+    text = f"{_gib(sum(estimate.streamed.values()))} GiB in main memory"
+    num_bytes = step_bytes(spec, estimate)
+    if not num_bytes:
+        return text
+    size = f"{spec.default_width_px}×{spec.default_height_px} px"
+    hidden = []
+    for device in REFERENCE_DEVICES:
+        seconds, rows = num_bytes / device.bytes_per_s, rows_that_hide(num_bytes, estimate.row_flops, device)
+        hidden.append(f"{seconds:.2f} s on {device.name}, hidden by {rows:.1f} rows")
+    return f"{text}; a step copies {_gib(num_bytes)}: {', '.join(hidden)} of {size}"
+
+
 def check_weights(facts: Facts, engine: EngineConfig, device: str) -> Iterator[Finding]:
     """Whether the weights of an encoder and of the models beside it fit; nothing of a GPU that is not here."""
     available = available_bytes(facts.memory_bytes, facts.gpus, [device] * len(engine.devices))
@@ -124,7 +166,8 @@ def _describe_changes(facts: Facts, usable: int, slots: int, num_engines: int) -
     is_one_enough = False
     for change in facts.changes:
         fitting = min(change.estimate.slots_in(usable), MAX_AUTO_SLOTS)
-        elsewhere = num_engines * sum(change.estimate.elsewhere.values())
+        moved_bytes = (*change.estimate.elsewhere.values(), *change.estimate.streamed.values())
+        elsewhere = num_engines * sum(moved_bytes)
         if fitting <= slots or elsewhere > facts.memory_bytes or (is_one_enough and len(change.names) > 1):
             continue
         is_one_enough = True

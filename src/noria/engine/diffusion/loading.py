@@ -140,6 +140,7 @@ def load_runtime(
             "slots": f"{slots.slots} ({slots.reason})",
             "threads": config.threads,
         }
+        | ({} if config.offload == "none" else {"offload": _describe_offload(executors.values())})
         | ({} if config.quantize == "none" else {"quantize": _describe(changes.precisions.values())}),
         precisions=lambda: tuple(changes.precisions.values()),
         load_beside=changes.load_beside,
@@ -196,6 +197,7 @@ class _ModelChanges:
         # Compiled code is for the number of threads that it was compiled with, and is compiled again for another.
         is_compiled = config.compile or config.compile_blocks
         executor = run_apart(load if is_compiled else on_one_core(load), niceness)
+        config = executor.config
         cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
         alike = None
@@ -253,6 +255,15 @@ def _describe(precisions: Iterable[ModelPrecision]) -> str:
         f"{each.dtype} (fidelity {'not measured' if each.fidelity is None else format(each.fidelity, '.5f')})"
         for each in precisions
     )
+
+
+def _describe_offload(executors: "Iterable[DiffusionExecutor]") -> str:
+    """Return what of the models streams, for the log."""
+    configs = [executor.config for executor in executors]
+    if configs[0].offload == "encoders":
+        return "encoders"
+    resident = (f"{each.offload_resident_bytes:,}" for each in configs)
+    return f"blocks (beyond {', '.join(resident)} bytes of a denoiser)"
 
 
 def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> WeightBytes:
@@ -325,7 +336,7 @@ def load_executor(
 
 
 def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "DiffusionExecutor":
-    """Load the model on `device`, "cpu" or "cuda:N"; `config` has no "auto" left."""
+    """Load the model on `device`, "cpu" or "cuda:N"; `config` has no "auto" left, but in `offload_resident_bytes`."""
     import torch
 
     from noria.engine.diffusion.executor import DiffusionExecutor
@@ -333,6 +344,11 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the thread's device, not to their tensors'
     safety = _load_safety_check(spec, config, device)
+    if config.offload == "blocks" and config.offload_resident_bytes == "auto":
+        from noria.engine.diffusion.sizing.offload_estimate import free_for_blocks
+
+        num_bytes = free_for_blocks(spec, config, free_memory_bytes(device))
+        config = msgspec.structs.replace(config, offload_resident_bytes=num_bytes)
     if config.quantize == "none":
         return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config, safety)
     from noria.engine.diffusion.warmup.quantized_loading import load_quantized

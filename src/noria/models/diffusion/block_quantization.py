@@ -71,14 +71,14 @@ def check_quantizable(spec: DiffusionModelSpec, kind: str) -> None:
     """
     check_installed((PACKAGES[kind],), "quantized", f"engine.quantize {kind!r}")
     what = f"engine.quantize is {kind!r}, but the {denoiser_part(spec)} in {spec.path}"
-    if _is_quantized(spec):
+    if is_quantized(spec, denoiser_part(spec)):
         raise ModelError(f"{what} is quantized already. Set it to 'none'.")
     if not has_quantizable_layers(spec):
         raise ModelError(f"{what} has no linear layers in repeated blocks, which it is for. Set it to 'none'.")
 
 
-def _is_quantized(spec: DiffusionModelSpec) -> bool:
-    part = denoiser_part(spec)
+def is_quantized(spec: DiffusionModelSpec, part: str) -> bool:
+    """Whether the weights of a part are quantized in its folder."""
     file = weight_files(spec.path, part, FAMILIES[spec.family].weight_stems[part])[0]
     return file.suffix == GGUF_SUFFIX or read_quantization(spec.path / part / "config.json") is not None
 
@@ -87,7 +87,7 @@ def has_quantizable_layers(spec: DiffusionModelSpec) -> bool:
     """Whether a denoiser is not quantized yet, and has layers that can be."""
     part = denoiser_part(spec)
     shapes = read_weights(spec.path, part, FAMILIES[spec.family].weight_stems[part])
-    return not _is_quantized(spec) and any(is_quantizable(name, shape) for name, shape in shapes.items())
+    return not is_quantized(spec, part) and any(is_quantizable(name, shape) for name, shape in shapes.items())
 
 
 def check_device(config: EngineConfig, device: str) -> None:

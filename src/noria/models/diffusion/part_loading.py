@@ -14,8 +14,10 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ModelError, short_repr
-from noria.models.diffusion.block_quantization import denoiser_part, quantize_blocks
+from noria.models.diffusion.block_quantization import denoiser_part, is_quantized, quantize_blocks
 from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
+from noria.models.diffusion.vae import memory_format_of, without_overflow
+from noria.models.diffusion.weight_streaming import WeightStreamer
 from noria.models.families import FAMILIES
 from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.gguf_file import read_gguf_header
@@ -40,22 +42,53 @@ def text_encoder_placement(config: EngineConfig, device: str) -> tuple[torch.dty
     return torch.float32 if config.text_encoder_device == "cpu" else dtype, config.text_encoder_device
 
 
-def load_part(part_class: Any, spec: DiffusionModelSpec, name: str, dtype: torch.dtype, device: str) -> Any:
+def make_streamer(config: EngineConfig, device: str) -> WeightStreamer | None:
+    """Return what streams the parts of one model with `engine.offload`; None: all are on their devices."""
+    return None if config.offload == "none" or device == "meta" else WeightStreamer(config, device)
+
+
+def load_part(
+    part_class: Any,
+    spec: DiffusionModelSpec,
+    name: str,
+    dtype: torch.dtype,
+    device: str,
+    streamer: WeightStreamer | None = None,
+) -> Any:
     """Load one part onto a device, to be called and not trained; onto "meta" without its weights.
 
-    Raises ModelError: weights are missing, which the libraries would silently fill with random numbers.
+    With a `streamer` its blocks may stay in the host's memory.
+
+    Raises ModelError: weights are missing, which the libraries would silently fill with random numbers, or are
+    quantized and would stream.
     """
-    return load_weights(part_class, spec.path / name, FAMILIES[spec.family].weight_stems[name], dtype, device)
+    folder, stem = spec.path / name, FAMILIES[spec.family].weight_stems[name]
+    if streamer is None or not streamer.streams(name):
+        return load_weights(part_class, folder, stem, dtype, device)
+    if is_quantized(spec, name):
+        raise ModelError(
+            f"engine.offload does not work with the {name} in {spec.path}, which is quantized: such weights do not "
+            "stream. Set it to 'none'."
+        )
+    part = load_weights(part_class, folder, stem, dtype, "cpu")
+    streamer.add(name, part)
+    return part
 
 
-def load_denoiser(part_class: Any, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> Any:
+def load_denoiser(
+    part_class: Any,
+    spec: DiffusionModelSpec,
+    config: EngineConfig,
+    device: str,
+    streamer: WeightStreamer | None = None,
+) -> Any:
     """Load the denoiser as `load_part`, and quantize its blocks if `config`, which has no "auto" left, says so.
 
     It was checked before that they can be.
     """
     name, dtype = denoiser_part(spec), DTYPES[config.dtype]
     if config.quantize == "none":
-        return load_part(part_class, spec, name, dtype, device)
+        return load_part(part_class, spec, name, dtype, device, streamer)
     part = load_part(part_class, spec, name, dtype, "cpu")
     quantize_blocks(part, config.quantize, device)
     return part
@@ -150,6 +183,7 @@ def load_text_encoder(
     suffix: str,
     dtype: torch.dtype,
     device: str,
+    streamer: WeightStreamer | None = None,
     **tokenizer_options: Any,
 ) -> tuple[Any, Any]:
     """Load the tokenizer and the text encoder of this suffix, of the two classes.
@@ -157,7 +191,7 @@ def load_text_encoder(
     Raises ModelError: as `load_part` and `load_tokenizer`.
     """
     tokenizer_class, encoder_class = classes
-    text_encoder = load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device)
+    text_encoder = load_part(encoder_class, spec, f"text_encoder{suffix}", dtype, device, streamer)
     parts = FAMILIES[spec.family].parts
     folder = spec.path / (f"tokenizer{suffix}" if f"tokenizer{suffix}" in parts else f"processor{suffix}")
     return load_tokenizer(tokenizer_class, folder, text_encoder, **tokenizer_options), text_encoder
@@ -188,13 +222,26 @@ def load_tokenizer(tokenizer_class: Any, folder: pathlib.Path, text_encoder: Any
     return tokenizer
 
 
-def load_vae(spec: DiffusionModelSpec, dtype: torch.dtype, device: str) -> Any:
-    """Load the VAE, whose class the folder names."""
+def load_vae(
+    spec: DiffusionModelSpec,
+    config: EngineConfig,
+    device: str,
+    streamer: WeightStreamer | None = None,
+    *,
+    may_overflow: bool = False,
+) -> Any:
+    """Load the VAE, whose class the folder names; if it `may_overflow`, as `without_overflow` returns it."""
     import diffusers
 
     index_file, index = spec.path / "model_index.json", load_pipeline_config(spec)
     name = FAMILIES[spec.family].check_class(index_file, "vae", index["vae"][1])
-    return load_part(getattr(diffusers, name), spec, "vae", dtype, device)
+    place = device if streamer is None else "cpu"
+    vae = load_part(getattr(diffusers, name), spec, "vae", DTYPES[config.dtype], place)
+    if may_overflow:
+        vae = without_overflow(vae)
+    if streamer is not None:
+        streamer.add("vae", vae.to(memory_format=memory_format_of(vae, config)))
+    return vae
 
 
 def load_pipeline_config(spec: DiffusionModelSpec) -> dict[str, Any]:

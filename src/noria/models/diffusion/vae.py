@@ -31,6 +31,12 @@ def without_overflow(vae: Any) -> Any:
     return vae.float() if vae.dtype is torch.float16 and getattr(vae.config, "force_upcast", False) else vae
 
 
+def memory_format_of(vae: Any, config: EngineConfig) -> torch.memory_format:
+    """Return how the VAE's weights and images are laid out."""
+    is_of_frames = hasattr(vae.config, "temperal_downsample")
+    return torch.channels_last if config.channels_last and not is_of_frames else torch.contiguous_format
+
+
 class LatentVae:
     """An AutoencoderKL, AutoencoderTiny, AutoencoderDC, or AutoencoderKLQwenImage (2.1), to which an image is a frame.
 
@@ -41,9 +47,7 @@ class LatentVae:
         self._has_frames = hasattr(vae.config, "temperal_downsample")
         names = "dim_mult", "block_out_channels", "encoder_block_out_channels"
         blocks = next(getattr(vae.config, name) for name in names if hasattr(vae.config, name))
-        self._memory_format = torch.contiguous_format
-        if config.channels_last and not self._has_frames:
-            self._memory_format = torch.channels_last
+        self._memory_format = memory_format_of(vae, config)
         self._vae = vae.to(memory_format=self._memory_format)
         self._tiling = config.vae_tiling
         self.scale: int = 2 ** (len(blocks) - 1)  # pixels of a side per latent

@@ -78,6 +78,32 @@ def test_quantization_rejects_settings_that_contradict_it(spec, settings, device
         resolve_auto(EngineConfig(**settings), spec, device, GPU)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"compile": True, "buckets": (2,)}, "'blocks' does not work with engine.compile, .* engine.compile_blocks"),
+        ({"quantize": "nf4"}, "'blocks' does not work with engine.quantize 'nf4', .* Use 'encoders'"),
+        (
+            {"offload": "encoders", "offload_resident_bytes": 5},
+            "_resident_bytes is 5, but engine.offload is 'encoders'",
+        ),
+        ({"offload": "none", "offload_resident_bytes": 0}, "_resident_bytes is 0, but engine.offload is 'none'"),
+    ],
+)
+def test_offloading_rejects_settings_that_contradict_it(spec, settings, words):
+    with pytest.raises(ConfigError, match=f"engine.offload ?{words}"):
+        resolve_auto(EngineConfig(**{"offload": "blocks"} | settings), spec, "cuda:0", GPU)
+
+
+def test_calls_whose_weights_stream_are_not_captured(spec):
+    captured = {
+        offload: resolve_auto(EngineConfig(offload=offload), spec, "cuda:0", GPU).cuda_graphs
+        for offload in ("none", "encoders", "blocks")
+    }
+    assert captured == {"none": True, "encoders": True, "blocks": False}
+    resolve_auto(EngineConfig(offload="encoders", quantize="nf4"), spec, "cuda:0", GPU)
+
+
 def test_float8_chooses_bfloat16(spec):
     config = EngineConfig(quantize="fp8", compile_blocks=True, loras=("bundled", "other=a"))
     assert resolve_auto(config, spec, "cuda:0", GPU).dtype == "bfloat16"

@@ -15,6 +15,7 @@ import torch
 
 from noria.engine.diffusion.loras.lora_cache import AdaptersKey, padded_rank
 from noria.models.diffusion.loras.lora_layer import LoraLayer
+from noria.models.diffusion.weight_streaming import stored_value
 
 
 class Rows(NamedTuple):
@@ -146,7 +147,7 @@ def _vectors(module: torch.nn.Module, layers: Sequence[LoraLayer]) -> _Found:
     if found and not _is_norm(module):
         gain, bias = (_sum(layers, name, found[0]) for name in ("output_gain", "bias"))
         if isinstance(module.bias, torch.Tensor):  # a gain is of the product of matrix and input alone
-            bias = (bias - gain * module.bias).to(gain.dtype)
+            bias = (bias - gain * stored_value(module.bias).to(gain.device)).to(gain.dtype)
         yield _add_vectors_of_bare if _given(layers, "input_gain") else _add_vectors, [gain, bias]
 
 

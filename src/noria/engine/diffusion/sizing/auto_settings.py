@@ -57,6 +57,7 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
             "Try --buckets 2,4,8,16."
         )
     _check_quantize(config, spec.name, on_cpu=on_cpu)
+    _check_offload(config)
     max_rows = max(config.buckets, default=None)
     if max_rows is not None and max_rows < 2:
         raise ConfigError(
@@ -71,10 +72,30 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
         slots=slots if config.slots == "auto" else config.slots,
         # On an H200, channels last is 7 to 38 % slower: docs/benchmarks/device.md.
         channels_last=on_cpu if config.channels_last == "auto" else config.channels_last,
-        cuda_graphs=config.cuda_graphs and not on_cpu,
+        cuda_graphs=config.cuda_graphs and not on_cpu and config.offload != "blocks",
         text_encoder_device="same" if config.text_encoder_device == device else config.text_encoder_device,
         threads=max(1, machine.num_cores // len(config.devices)) if config.threads == "auto" else config.threads,
     )
+
+
+def _check_offload(config: EngineConfig) -> None:
+    """Raise ConfigError if other settings contradict `engine.offload`."""
+    if config.offload != "blocks":
+        if config.offload_resident_bytes != "auto":
+            raise ConfigError(
+                f"engine.offload_resident_bytes is {config.offload_resident_bytes}, but engine.offload is "
+                f"{config.offload!r}, with which all blocks stay. Set that to 'blocks', or leave this out."
+            )
+    elif config.compile:
+        raise ConfigError(
+            "engine.offload 'blocks' does not work with engine.compile, whose code calls no block. Use 'encoders', or "
+            "engine.compile_blocks."
+        )
+    elif config.quantize != "none":
+        raise ConfigError(
+            f"engine.offload 'blocks' does not work with engine.quantize {config.quantize!r}, whose weights do not "
+            "stream. Use 'encoders', or the quantization 'none'."
+        )
 
 
 def _auto_dtype(config: EngineConfig, spec: DiffusionModelSpec, *, on_cpu: bool) -> str:

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.sizing.weight_bytes import FLOAT32_BYTES, text_weights_of, weights_of
@@ -68,6 +69,8 @@ class MemoryEstimate:
     graph_row: int = 0  # a row of such a call: the model's and its refiner's together
     caches: int = 0  # full caches of embeddings of prompts: the model's and that of its refiner
     max_rows: int | None = None  # rows of the largest call; None: those of all slots
+    streamed: Mapping[str, int] = field(default_factory=dict)  # weights that `engine.offload` keeps on the host
+    row_flops: int = 0  # floating-point operations of a row of the model's call
 
     def rows(self, slots: int) -> int:
         """Return the rows of the largest call."""
@@ -96,7 +99,14 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     """
     family = FAMILIES[spec.family]
     eager = msgspec.structs.replace(
-        config, compile=False, compile_blocks=False, quantize="none", attention="sdpa", text_encoder_device="same"
+        config,
+        compile=False,
+        compile_blocks=False,
+        quantize="none",
+        attention="sdpa",
+        text_encoder_device="same",
+        offload="none",
+        offload_resident_bytes="auto",
     )
     model: DiffusionModel = family.load(spec, eager, "meta")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
@@ -106,6 +116,9 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
             reference = _reference(model, spec)
         num_channels = input_channels(model, shape)
         rows = [_row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)]
+        with _StorageCounter(), FlopCounterMode(display=False) as counter:
+            _predict(model, 1, (num_channels, *shape[1:]), conditioning, reference)
+        flops = counter.get_total_flops()
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
         prompt = _peak_bytes(lambda: model.text_encode([LONGEST_PROMPT]))
         embeddings, num_caches = conditioning.nbytes, 1
@@ -130,6 +143,8 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         graph_row=sum(rows),
         caches=num_caches * config.embedding_cache_bytes,
         max_rows=max(config.buckets, default=None),
+        streamed=weights.streamed,
+        row_flops=flops,
     )
 
 
@@ -201,7 +216,7 @@ def find_quantizations(
     Whether its library is installed does not matter. None if `config` has chosen one; `estimate` is of `config`.
     """
     part, item_bytes = denoiser_part(spec), DTYPES[config.dtype].itemsize
-    if config.quantize != "none" or not has_quantizable_layers(spec):
+    if config.quantize != "none" or config.offload == "blocks" or not has_quantizable_layers(spec):
         return ()
     kinds = {"fp8": " --compile-blocks", "int8": "" if device == "cpu" else " --compile-blocks", "nf4": ""}
     return tuple(

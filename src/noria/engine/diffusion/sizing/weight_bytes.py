@@ -1,17 +1,19 @@
 """The bytes of the weights of an image model that is not loaded, by part and device. No torch."""
 
+import math
 import pathlib
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from noria.config import EngineConfig
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.block_quantization import denoiser_part, quantized_bytes
+from noria.models.diffusion.weight_blocks import NUM_BUFFERS, blocks_of, buffer_sizes, choose_streamed, is_streamed
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.models.safety_folders import SafetyFolders
-from noria.models.weights import weight_bytes
+from noria.models.weights import read_weights, weight_bytes
 from noria.protocol.diffusion import DiffusionModelSpec
 
 FLOAT32_BYTES = 4
@@ -26,6 +28,7 @@ class WeightBytes:
 
     here: dict[str, int]
     elsewhere: dict[str, int]
+    streamed: dict[str, int] = field(default_factory=dict)  # in the host's memory, by `engine.offload`
 
     def without(self, parts: Set[str]) -> "WeightBytes":
         """Return those of the other parts."""
@@ -33,7 +36,7 @@ class WeightBytes:
             {part: num_bytes for part, num_bytes in each.items() if part not in parts}
             for each in (self.here, self.elsewhere)
         )
-        return WeightBytes(here, elsewhere)
+        return WeightBytes(here, elsewhere, self.streamed)
 
 
 def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
@@ -44,6 +47,7 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
     item_bytes = FLOAT32_BYTES if config.dtype == "float32" else 2
     stems = FAMILIES[spec.family].weight_stems
     here = {part: weight_bytes(spec.path, part, stem, item_bytes) for part, stem in stems.items()}
+    streamed = _take_streamed(here, spec, config, item_bytes)
     if config.quantize != "none":
         here[denoiser_part(spec)] = quantized_bytes(spec, config.quantize, item_bytes)
     if (refiner := RefinerFolders.of(config).for_model(spec)) is not None:
@@ -59,7 +63,31 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
     loras = sum(_file_bytes(file) for file in LoraFolders.of(config).files(spec.name).values())
     if loras:
         here["LoRAs"] = min(loras, config.lora_cache_bytes)
-    return WeightBytes(here, elsewhere)
+    return WeightBytes(here, elsewhere, streamed)
+
+
+def _take_streamed(
+    here: dict[str, int], spec: DiffusionModelSpec, config: EngineConfig, item_bytes: int
+) -> dict[str, int]:
+    """Take out of `here` what streams, add the buffers, and return the bytes that stream, by part."""
+    taken: dict[str, int] = {}
+    buffers = [0] * NUM_BUFFERS
+    for part, stem in FAMILIES[spec.family].weight_stems.items():
+        if not is_streamed(config, part):
+            continue
+        shapes = read_weights(spec.path, part, stem)
+        blocks = [
+            sum(item_bytes * math.prod(shapes[name]) for name in names) for names in blocks_of(part, shapes).values()
+        ]
+        resident = config.offload_resident_bytes if part == denoiser_part(spec) else 0
+        chosen = choose_streamed(blocks, 0 if resident == "auto" else resident)
+        sizes = [size for size, streams in zip(blocks, chosen, strict=True) if streams]
+        buffers = list(map(max, buffers, buffer_sizes(sizes, alternate=part != "vae")))
+        here[part] -= sum(sizes)
+        taken[part] = sum(sizes)
+    if taken:
+        here["offload buffers"] = sum(buffers)
+    return {part: num_bytes for part, num_bytes in taken.items() if num_bytes}
 
 
 def _file_bytes(file: pathlib.Path) -> int:

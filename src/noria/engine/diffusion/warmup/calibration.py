@@ -285,6 +285,8 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "decode_batch",
             "vae_tiling",
             "text_encoder_device",
+            "offload",
+            "offload_resident_bytes",
         )
     }
     refiner, rule = RefinerFolders.of(config).for_model(spec), SafetyFolders.of(config).for_model(spec)

@@ -18,6 +18,7 @@ import torch
 from noria.errors import ModelError
 from noria.models.diffusion.loras.lora_layer import LoraLayer
 from noria.models.diffusion.loras.lora_names import Target, num_outputs
+from noria.models.diffusion.weight_streaming import stored_value
 
 MAX_RANK = 512
 """The highest rank of two matrices in a file. Published ones have 4 to 320."""
@@ -319,7 +320,7 @@ def _weight_of(module: torch.nn.Module) -> torch.Tensor:
     """Return a layer's weight [out, in · h · w] in float32 on the CPU; a quantized one as the layer applies it."""
     weight = module.weight
     if type(weight) is torch.nn.Parameter and weight.is_floating_point():
-        return weight.detach().to("cpu", torch.float32).flatten(1)
+        return stored_value(weight).detach().to("cpu", torch.float32).flatten(1)
     assert isinstance(module, torch.nn.Linear), "only linear layers are quantized"
     bias, device = module.bias, module.weight.device
     with torch.inference_mode():

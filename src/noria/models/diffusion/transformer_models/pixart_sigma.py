@@ -10,7 +10,6 @@ diffusers' pipeline, and with its numbers. What differs from Stable Diffusion:
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts
-from noria.models.diffusion.vae import without_overflow
 from noria.sampling.previews import alpha_bars, clean_weights
 
 _MAX_TOKENS = 300  # tokens of a prompt, the pipeline's default; longer ones are cut
@@ -31,10 +29,11 @@ class PixArtSigma(TransformerModel):
 
     transformer_class = "PixArtTransformer2DModel"
     text_classes = (("T5TokenizerFast", "T5EncoderModel"),)
+    vae_may_overflow = True
 
     def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
         """Configure loaded parts by `config`, which has no "auto" left."""
-        super().__init__(dataclasses.replace(parts, vae=without_overflow(parts.vae)), config)
+        super().__init__(parts, config)
         self.lora_parts = {}  # diffusers has no loader for them
         self._alpha_bars = alpha_bars(parts.scheduler_config)
         self._prediction_type: str = parts.scheduler_config.get("prediction_type", "epsilon")

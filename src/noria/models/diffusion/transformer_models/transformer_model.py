@@ -17,12 +17,12 @@ from noria.models.diffusion.conditioning import Conditioning, num_cut_of
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
 from noria.models.diffusion.latent_model import LatentModel
 from noria.models.diffusion.part_loading import (
-    DTYPES,
     load_denoiser,
     load_scheduler_config,
     load_text_encoder,
     load_vae,
     loading,
+    make_streamer,
     text_encoder_placement,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -55,6 +55,7 @@ class TransformerModel(LatentModel):
     transformer_class: ClassVar[str]  # a class of diffusers
     text_classes: ClassVar[tuple[tuple[str, str], ...]]  # classes of transformers: tokenizer and model of each
     pads_right: ClassVar[bool] = False  # tokenizers pad at the end, whatever their files say
+    vae_may_overflow: ClassVar[bool] = False  # in float16
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class TransformerModel(LatentModel):
             ConfigError: a setting does not work with this family.
             ModelError: diffusers or transformers cannot read a part; the message contains their reason.
         """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
+        placement, streamer = text_encoder_placement(config, device), make_streamer(config, device)
         options: dict[str, Any] = {"padding_side": "right"} if cls.pads_right else {}
         with loading(spec):
             import diffusers
@@ -103,12 +104,13 @@ class TransformerModel(LatentModel):
                     spec,
                     f"_{number}" if number > 1 else "",
                     *placement,
+                    streamer,
                     **options,
                 )
                 for number, (tokenizer, text_encoder) in enumerate(cls.text_classes, start=1)
             )
-            transformer = load_denoiser(getattr(diffusers, cls.transformer_class), spec, config, device)
-            vae = load_vae(spec, dtype, device)
+            transformer = load_denoiser(getattr(diffusers, cls.transformer_class), spec, config, device, streamer)
+            vae = load_vae(spec, config, device, streamer, may_overflow=cls.vae_may_overflow)
             return cls(TransformerParts(spec, text_encoders, transformer, vae, load_scheduler_config(spec)), config)
 
     def num_tokens(self, width_px: int, height_px: int) -> int:

@@ -16,12 +16,12 @@ import torch
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.part_loading import (
-    DTYPES,
     load_denoiser,
     load_scheduler_config,
     load_text_encoder,
     load_vae,
     loading,
+    make_streamer,
     text_encoder_placement,
 )
 from noria.models.diffusion.prompts.clip_prompt import PromptText
@@ -57,16 +57,16 @@ class StableDiffusion(UnetModel):
 
         Raises ModelError: diffusers or transformers cannot read a part; the message contains their reason.
         """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
+        placement, streamer = text_encoder_placement(config, device), make_streamer(config, device)
         with loading(spec):
             from diffusers import UNet2DConditionModel
             from transformers import CLIPTextModel, CLIPTokenizer
 
-            unet = load_denoiser(UNet2DConditionModel, spec, config, device)
+            unet = load_denoiser(UNet2DConditionModel, spec, config, device, streamer)
             return cls(
-                *load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement),
+                *load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement, streamer),
                 unet,
-                load_vae(spec, dtype, device),
+                load_vae(spec, config, device, streamer),
                 load_controlnets(spec, config, device),
                 load_scheduler_config(spec) | {"steps_offset": 1},  # as the pipeline sets it, whatever the file says
                 config,

@@ -19,13 +19,13 @@ import torch
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.part_loading import (
-    DTYPES,
     load_denoiser,
     load_pipeline_config,
     load_scheduler_config,
     load_text_encoder,
     load_vae,
     loading,
+    make_streamer,
     text_encoder_placement,
 )
 from noria.models.diffusion.prompts.clip_prompt import PromptText
@@ -34,7 +34,6 @@ from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRo
 from noria.models.diffusion.unet_models.refiner import Refiner, load_refiner
 from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.models.diffusion.unet_models.xl_conditioning import size_ids, text_encode
-from noria.models.diffusion.vae import without_overflow
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 
@@ -72,15 +71,15 @@ class StableDiffusionXL(UnetModel):
 
         Raises ModelError: diffusers or transformers cannot read a part; the message contains their reason.
         """
-        dtype, placement = DTYPES[config.dtype], text_encoder_placement(config, device)
+        placement, streamer = text_encoder_placement(config, device), make_streamer(config, device)
         with loading(spec):
             from diffusers import UNet2DConditionModel
             from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-            first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement)
-            second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", *placement)
-            unet = load_denoiser(UNet2DConditionModel, spec, config, device)
-            vae = without_overflow(load_vae(spec, dtype, device))
+            first = load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement, streamer)
+            second = load_text_encoder((CLIPTokenizer, CLIPTextModelWithProjection), spec, "_2", *placement, streamer)
+            unet = load_denoiser(UNet2DConditionModel, spec, config, device, streamer)
+            vae = load_vae(spec, config, device, streamer, may_overflow=True)
             zeros = load_pipeline_config(spec).get("force_zeros_for_empty_prompt", True)
             guidance = Guidance(
                 rescale=spec.guidance_rescale,
