@@ -14,8 +14,8 @@ import torch
 import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion import loading
-from noria.engine.diffusion.loading import load_runtime, weights_to_load
-from noria.engine.diffusion.sizing.weight_bytes import weights_of
+from noria.engine.diffusion.loading import load_runtime
+from noria.engine.diffusion.sizing.weight_bytes import weights_of, weights_to_load
 from noria.engine.loop import RequestEnded, ResultReady, StepLoop
 from noria.errors import ModelError
 from noria.models.catalog import open_model

@@ -16,8 +16,7 @@ from generating import difference, final_latents, generate, moved_image, relativ
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.loading import weights_to_load
-from noria.engine.diffusion.sizing.weight_bytes import weights_of
+from noria.engine.diffusion.sizing.weight_bytes import weights_of, weights_to_load
 from noria.engine.diffusion.warmup.calibration import cost_key, measure_costs
 from noria.engine.loop import PreviewReady, StepLoop
 from noria.errors import InvalidField

@@ -9,9 +9,9 @@ import transformers
 
 from generating import difference, generate
 from noria.config import EngineConfig
-from noria.engine.diffusion.loading import load_executor, weights_to_load
+from noria.engine.diffusion.loading import load_executor
 from noria.engine.diffusion.results import DecodedImage
-from noria.engine.diffusion.sizing.weight_bytes import weights_of
+from noria.engine.diffusion.sizing.weight_bytes import weights_of, weights_to_load
 from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.engine.loop import PreviewReady, ResultReady, StepLoop
 from noria.errors import ModelError

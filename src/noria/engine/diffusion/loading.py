@@ -20,7 +20,7 @@ from noria.config import EngineConfig
 from noria.config.engine import MAX_SLOTS
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
 from noria.engine.diffusion.sizing.slot_count import fit_slots, max_rows, set_slots
-from noria.engine.diffusion.sizing.weight_bytes import SAFETY_CLASSIFIER, WeightBytes, weights_of
+from noria.engine.diffusion.sizing.weight_bytes import weights_to_load
 from noria.engine.diffusion.warmup.calibration import (
     CostCache,
     cost_cache,
@@ -264,19 +264,6 @@ def _describe_offload(executors: "Iterable[DiffusionExecutor]") -> str:
         return "encoders"
     resident = (f"{each.offload_resident_bytes:,}" for each in configs)
     return f"blocks (beyond {', '.join(resident)} bytes of a denoiser)"
-
-
-def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> WeightBytes:
-    """Return the bytes of a model's weights as `weights_of`, without what it shares with models of this process."""
-    from noria.models.diffusion.safety_classifier import is_loaded
-    from noria.models.diffusion.unet_models.controlnet import loaded_controlnets
-    from noria.models.diffusion.unet_models.refiner import loaded_refiner_parts
-
-    shared = {f"ControlNet {name}" for name in loaded_controlnets(spec, config, device)}
-    shared |= {f"refiner's {part}" for part in loaded_refiner_parts(spec, config, device)}
-    rule = SafetyFolders.of(config).for_model(spec)
-    shared |= {SAFETY_CLASSIFIER} if rule is not None and is_loaded(rule, device) else set()
-    return weights_of(spec, config).without(shared)
 
 
 def load_or_measure_costs(

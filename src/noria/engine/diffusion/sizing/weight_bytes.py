@@ -1,4 +1,4 @@
-"""The bytes of the weights of an image model that is not loaded, by part and device. No torch."""
+"""The bytes of the weights of an image model, by part and device, before it is loaded. Torch only for what is shared."""
 
 import math
 import pathlib
@@ -110,3 +110,16 @@ def text_weights_of(spec: DiffusionModelSpec, config: EngineConfig, item_bytes: 
         weights = refiner.weight_bytes(spec, item_bytes)
         found |= {f"refiner's {part}": num for part, num in weights.items() if part.startswith("text_encoder")}
     return found
+
+
+def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> WeightBytes:
+    """Return the bytes of a model's weights as `weights_of`, without what it shares with models of this process."""
+    from noria.models.diffusion.safety_classifier import is_loaded
+    from noria.models.diffusion.unet_models.controlnet import loaded_controlnets
+    from noria.models.diffusion.unet_models.refiner import loaded_refiner_parts
+
+    shared = {f"ControlNet {name}" for name in loaded_controlnets(spec, config, device)}
+    shared |= {f"refiner's {part}" for part in loaded_refiner_parts(spec, config, device)}
+    rule = SafetyFolders.of(config).for_model(spec)
+    shared |= {SAFETY_CLASSIFIER} if rule is not None and is_loaded(rule, device) else set()
+    return weights_of(spec, config).without(shared)
