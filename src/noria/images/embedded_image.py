@@ -10,17 +10,14 @@ from noria.images.image_file import MAX_SIDE_PX, ImageFile
 from noria.protocol.text import ImageInput
 
 
-def embedded_pixels(name: str, file: bytes, image_input: ImageInput) -> bytes:
-    """Return [side, side, 3] uint8 RGB of the image in `file`, which errors call `name`, over white.
-
-    Raises UnreadableImage: it is no PNG, WebP or JPEG, is damaged, animated, too large or too narrow.
-    """
-    source, side_px = ImageFile(name, file), image_input.side_px
+def embedded_pixels(source: ImageFile, image_input: ImageInput) -> bytes:
+    """Return [side, side, 3] uint8 RGB of an image over white. Raises UnreadableImage: it is damaged or too narrow."""
+    side_px = image_input.side_px
     width_px, height_px = _resized_size(source.size_px, image_input.resized_px)
     if max(width_px, height_px) > MAX_SIDE_PX:
         raise UnreadableImage(
-            f"{name} has {source.size_px[0]} × {source.size_px[1]} pixels, so that it would be resized to {width_px} × "
-            f"{height_px}; at most {MAX_SIDE_PX} pixels a side are allowed.",
+            f"{source.name} has {source.size_px[0]} × {source.size_px[1]} pixels, so that it would be resized to "
+            f"{width_px} × {height_px}; at most {MAX_SIDE_PX} pixels a side are allowed.",
             field="input",
         )
     with source.decode() as image:

@@ -223,10 +223,10 @@ def test_joined_prompts_add_up(executor, joined, single, scale):
 
 
 def test_joined_prompts_are_a_weighted_sum_of_outputs(executor):
-    model, weights, guidance = executor.model, (30.0, 20.0, -10.0), 0.8  # also below the scale of unguided images
+    model, weights, guidance = executor.model, (30.0, 20.0, -10.0), 1.0  # what a scale below 1 counts as
     request = make_request(
-        1, "a red circle:30 AND a star : 20. AND [black|white]:-10.0", prompt_syntax="a1111", guidance_scale=guidance,
-        inference_steps=3, scheduler="euler",
+        1, "a red circle:30 AND a star : 20. AND [black|white]:-10.0", prompt_syntax="a1111",
+        guidance_scale=0.5, inference_steps=3, scheduler="euler",
     )  # fmt: skip
     prepared = executor.prepare(request)
     assert (prepared.num_rows, prepared.schedulable(None, None).rows) == (4, 4)

@@ -16,6 +16,7 @@ from encoders import change_json, make_tower, open_encoder, write_json
 from noria.config import EngineConfig
 from noria.engine.encoder.sessions import load_sessions
 from noria.images.embedded_image import embedded_pixels
+from noria.images.image_file import ImageFile
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.onnx_export import export
 from noria.models.encoder.token_rows import ImageRow, Row, TokenRow, image_part
@@ -96,7 +97,7 @@ def rows_of(spec: EncoderModelSpec) -> list[Row]:
     shape = image_input.side_px, image_input.side_px, 3
     texts = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(TEXTS)]
     files = [png(image) for image in IMAGES]
-    pixels = [np.frombuffer(embedded_pixels("image", file, image_input), np.uint8) for file in files]
+    pixels = [np.frombuffer(embedded_pixels(ImageFile("image", file), image_input), np.uint8) for file in files]
     return [*texts, *(ImageRow(each.reshape(shape)) for each in pixels)]
 
 

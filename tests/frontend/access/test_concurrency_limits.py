@@ -30,6 +30,17 @@ def test_a_use_by_nobody_counts_in_total_only():
     limiter.acquire("b")
 
 
+def test_several_uses_fit_together_or_are_rejected():
+    limiter = ConcurrencyLimiter("images", max_total=5, max_per_client=3, retry_after_s=7.0)
+    with limiter.hold("a", 2):
+        with pytest.raises(RateLimited, match=r"^a has 2 images already, and one client may have 3 of the 5 "):
+            limiter.acquire("a", 2)
+        limiter.acquire("b", 3)
+        with pytest.raises(RateLimited, match=r"^5 images are under way already, and a front end may have 5;"):
+            limiter.acquire("c")
+    limiter.acquire("a", 2)
+
+
 def test_a_rejection_is_not_counted():
     limiter = ConcurrencyLimiter("uploads", max_total=2, max_per_client=2, retry_after_s=7.0)
     limiter.acquire("a")

@@ -134,10 +134,10 @@ class GuidedCalls:
                         for b, uncond_CHW, cond_CHW, rest in zip(of_size, uncond, prompted, joined, strict=True)
                     ]
                 )
+            # Joined prompts are combined at any scale; below the least that guides there is no guidance.
+            unguided = np.float32(self._model.guidance.active_above)
             is_guided = [b in negative_rows for b in of_size]
-            scales_B = np.where(
-                is_guided, scales[of_size.start : of_size.stop], np.float32(self._model.guidance.active_above)
-            )
+            scales_B = np.where(is_guided, np.maximum(scales[of_size.start : of_size.stop], unguided), unguided)
             combined.append(self._model.guidance.combine(prompted, uncond, self._to_device(scales_B)))
         return combined
 

@@ -28,39 +28,39 @@ class ConcurrencyLimiter:
         self._num_in_use: Counter[str] = Counter()  # by client; no entry is 0
         self._total = 0
 
-    def acquire(self, client: str | None) -> None:
-        """Count one use by `client` until `release`; None counts in total only. Raises RateLimited."""
-        if client is not None and self._num_in_use[client] >= self._max_per_client:
+    def acquire(self, client: str | None, num: int = 1) -> None:
+        """Count `num` uses by `client` until `release`; None counts in total only. Raises RateLimited."""
+        if client is not None and self._num_in_use[client] + num > self._max_per_client:
             raise self._rate_limited(
-                f"{client} has {self._num_in_use[client]} {self._resource_name} already, the limit of one client of "
-                f"the {self._max_total} of a front end; try again when one has ended."
+                f"{client} has {self._num_in_use[client]} {self._resource_name} already, and one client may have "
+                f"{self._max_per_client} of the {self._max_total} of a front end; try again when one has ended."
             )
-        if self._total >= self._max_total:
+        if self._total + num > self._max_total:
             raise self._rate_limited(
-                f"{self._max_total} {self._resource_name} are under way already, the limit of one front end; try again "
-                "when one has ended."
+                f"{self._total} {self._resource_name} are under way already, and a front end may have "
+                f"{self._max_total}; try again when one has ended."
             )
-        self._total += 1
+        self._total += num
         if client is not None:
-            self._num_in_use[client] += 1
+            self._num_in_use[client] += num
 
-    def release(self, client: str | None) -> None:
-        """End one use by `client`."""
-        self._total -= 1
+    def release(self, client: str | None, num: int = 1) -> None:
+        """End `num` uses by `client`."""
+        self._total -= num
         if client is None:
             return
-        self._num_in_use[client] -= 1
+        self._num_in_use[client] -= num
         if not self._num_in_use[client]:
             del self._num_in_use[client]
 
     @contextlib.contextmanager
-    def hold(self, client: str | None) -> Iterator[None]:
+    def hold(self, client: str | None, num: int = 1) -> Iterator[None]:
         """Acquire, and release at the end of the context. Raises RateLimited."""
-        self.acquire(client)
+        self.acquire(client, num)
         try:
             yield
         finally:
-            self.release(client)
+            self.release(client, num)
 
     def _rate_limited(self, message: str) -> RateLimited:
         return RateLimited(message, retry_after_s=self._retry_after_s)

@@ -11,7 +11,10 @@ import pytest
 from PIL import Image
 
 from noria.config import Config, FrontendConfig
+from noria.errors import RateLimited
+from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody, as_settings
+from noria.frontend.services.texts.image_inputs import ImageInputs
 from noria.frontend.services.texts.text_request import with_prompt
 from noria.testing.fake_encoder import FAKE_ENCODER, IMAGES, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_LOAD, FAKE_MODEL, FakeEngine
@@ -100,6 +103,22 @@ def test_an_image_that_cannot_be_read_says_what_is_wrong(texts, image, status, s
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, "input")
     assert says in answer.json()["error"]["message"]
     assert not texts.engine.submitted
+
+
+def test_images_are_bounded_by_their_pixels_and_by_those_of_other_requests(texts, monkeypatch):
+    monkeypatch.setattr("noria.frontend.services.texts.image_inputs._MAX_SOURCE_PIXELS", 30)
+    answer = post(texts, model="clip", input=[{"image": png(7, 4)}, {"image": png(1, 3)}])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert post(texts, model="clip", input=[{"image": png(7, 4)}, {"image": png(1, 2)}]).status_code == 200
+    inputs = ImageInputs(1, FairThreads(1))
+    with (
+        inputs.counted("a", range(445)),
+        inputs.counted("a", range(445)),
+        inputs.counted("b", range(445)),
+        pytest.raises(RateLimited, match=r"^a has 890 images to embed already, and one client may have 1024"),
+        inputs.counted("a", range(445)),
+    ):
+        pass
 
 
 def post(texts, **body):

@@ -1,4 +1,4 @@
-"""The bytes of the weights of an image model, by part and device, before it is loaded. Torch only for what is shared."""
+"""The bytes of the weights of an image model, by part and device, before it is loaded."""
 
 import math
 import pathlib

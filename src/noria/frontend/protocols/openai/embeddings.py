@@ -64,7 +64,7 @@ class Embedding(Struct, frozen=True):
 
 
 class EmbeddingsUsage(Struct, frozen=True):
-    """How many tokens the texts had, special tokens included."""
+    """How many tokens the texts had, special tokens included; an image counts as tokens that take about as long."""
 
     prompt_tokens: int
     total_tokens: int
@@ -158,6 +158,8 @@ class EmbeddingRoutes:
             body = decode(raw, EmbeddingsRequestBody)
             self._body_reader.check_length(raw, *body.images)
             del raw
+            if not body.images:
+                slots.close()  # texts are not held in base64 while they wait
             return await self._respond(http, body)
 
     async def _respond(self, http: Request, body: EmbeddingsRequestBody) -> Response:

@@ -206,6 +206,12 @@ def _check_prompt(
             )
         schedules = read_schedules(got, steps, field, is_joined=field == "prompt")
         texts = tuple(dict.fromkeys(text for each in schedules for text in each.by_step))
+        if (num_chars := sum(map(len, texts))) > 2 * config.max_prompt_chars:
+            raise InvalidField(
+                f"{field} makes {len(texts)} texts with {num_chars} characters together; at most "
+                f"{2 * config.max_prompt_chars} are allowed. Edit less, or shorten what stays.",
+                field=field,
+            )
         for text in texts:
             parse(text, field)
         return texts

@@ -16,6 +16,7 @@ from noria.config import FrontendConfig
 from noria.errors import (
     DeadlineExceeded,
     EmptyInput,
+    EngineUnavailable,
     InvalidField,
     NoriaError,
     UntokenizableText,
@@ -29,7 +30,7 @@ from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.submission import DEFAULT_MODEL_ALIAS, RequestOutcome, Submission
 from noria.frontend.services.counted_values import encoding_values
 from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
-from noria.frontend.services.texts.image_inputs import ImageInputs, with_images
+from noria.frontend.services.texts.image_inputs import ImageInputs, are_read_alike, with_images
 from noria.frontend.services.texts.text_request import (
     TextRequestSettings,
     check_size,
@@ -144,7 +145,10 @@ class EncodingService:
             self._check(settings, spec)
             priority = api_client.allowed_priority(settings.priority) or "normal"
             backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
-            with InFlight(api_client.texts, num_texts, time.monotonic(), backlog_s):
+            with (
+                InFlight(api_client.texts, num_texts, time.monotonic(), backlog_s),
+                self._image_inputs.counted(context.client, settings.images),
+            ):
                 timeout_s = self.config.request_timeout_s if deadline_ms is None else deadline_ms / 1000
                 texts = with_images(await self.tokenize(settings, spec, timeout_s), settings.images, spec)
                 pixels = await self._image_inputs.pixels(context.client, settings.images, spec, timeout_s)
@@ -169,7 +173,8 @@ class EncodingService:
                     priority=priority,
                     deadline_s=deadline_s,
                 )
-                copier = functools.partial(self._copy, settings.without_images(), context.request_id)
+                settings = settings.without_images()
+                copier = functools.partial(self._copy, settings, context.request_id, spec)
                 result = await self.submission.submit(context, spec, request, copier, data=pixels)
             assert isinstance(result.timings, TextTimings) and result.final is not None and result.data is not None
             numbers, final = result.data.cast("B").cast("f"), result.final  # both sides are little-endian
@@ -229,10 +234,15 @@ class EncodingService:
             span.end(nanoseconds(now))
 
     async def _copy(
-        self, settings: TextRequestSettings, request_id: str, spec: ModelSpec
+        self, settings: TextRequestSettings, request_id: str, original: EncoderModelSpec, spec: ModelSpec
     ) -> EngineRequest[TextPayload]:
-        """Return the same request for another version of its model."""
+        """Return the same request for `spec`, another version of its model `original`.
+
+        Raises EngineUnavailable: the versions see images of another size or cut, and the pixels are those of one.
+        """
         assert isinstance(spec, EncoderModelSpec), "versions of an endpoint are of one kind"
+        if settings.images and not are_read_alike(spec, original):
+            raise EngineUnavailable(f"{spec.name} does not read images as {original.name} does.")
         texts = with_images(await self.tokenize(settings, spec), settings.images, spec)
         payload = make_payload(texts, spec, settings)
         return EngineRequest(

@@ -1,16 +1,26 @@
-"""Reads the images that are to be embedded, in threads, at most two at once for all clients of a front end."""
+"""Reads the images that are to be embedded, in threads, at most two at once for all clients of a front end.
+
+A file of some hundred bytes can have millions of pixels: those of a request are bounded before they are decoded, and
+the images of all requests until they are embedded.
+"""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from noria.errors import BodyTooLarge, DeadlineExceeded, InvalidField
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.services.images.start_images import decode_file
 from noria.images.embedded_image import embedded_pixels
+from noria.images.image_file import ImageFile
 from noria.models.encoder.tokens import TokenizedText
 from noria.protocol.text import EncoderModelSpec, ImageInput
 
 _MAX_PIXEL_BYTES = 2**26  # bytes of a request's images as the model sees them: 445 of 224 × 224 pixels
+_MAX_SOURCE_PIXELS = 2**28  # of a request's files: 3.4 s to decode as PNG
+# Images of a front end that are read or embedded, of 150 kB at 224 × 224 pixels.
+_MAX_IMAGES, _MAX_IMAGES_PER_CLIENT, _RETRY_AFTER_S = 2048, 1024, 1.0
 
 
 class ImageInputs:
@@ -19,6 +29,18 @@ class ImageInputs:
     def __init__(self, max_bytes: int, threads: FairThreads) -> None:
         """`max_bytes` is the most that the images of a request have together, as files."""
         self._max_bytes, self._threads = max_bytes, threads
+        self._limiter = ConcurrencyLimiter(
+            "images to embed", _MAX_IMAGES, _MAX_IMAGES_PER_CLIENT, retry_after_s=_RETRY_AFTER_S
+        )
+
+    @contextlib.contextmanager
+    def counted(self, client: str, images: Collection[int]) -> Iterator[None]:
+        """Count the images of a request until they are embedded. Raises RateLimited: a client, or all, have many."""
+        if not images:
+            yield
+            return
+        with self._limiter.hold(client, len(images)):
+            yield
 
     async def pixels(
         self, client: str, images: Mapping[int, str], spec: EncoderModelSpec, timeout_s: float
@@ -29,7 +51,7 @@ class ImageInputs:
 
         Raises:
             InvalidField: the model takes texts alone, or there are too many images.
-            BodyTooLarge: the files are too large.
+            BodyTooLarge: the files have too many bytes or pixels.
             DeadlineExceeded: it took longer than `timeout_s`.
             UnreadableImage: a file is no PNG, WebP or JPEG, is damaged, animated or too large.
 
@@ -44,13 +66,15 @@ class ImageInputs:
                 "requests.",
                 field="input",
             )
-        frames, num_left = list[bytes](), self._max_bytes
+        frames, num_left, pixels_left = list[bytes](), self._max_bytes, _MAX_SOURCE_PIXELS
         try:
             async with asyncio.timeout(timeout_s):
                 for place, image in images.items():
-                    num_bytes, pixels = await self._threads.run(client, _read, place, image, image_input, num_left)
-                    num_left -= num_bytes
-                    frames.append(pixels)
+                    num_bytes, num_pixels, frame = await self._threads.run(
+                        client, _read, place, image, image_input, num_left, pixels_left
+                    )
+                    num_left, pixels_left = num_left - num_bytes, pixels_left - num_pixels
+                    frames.append(frame)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the images were not read within {timeout_s:.3g} s.") from error
         return b"".join(frames)
@@ -67,6 +91,15 @@ def image_input_of(spec: EncoderModelSpec, place: int) -> ImageInput:
     return spec.image_input
 
 
+def are_read_alike(spec: EncoderModelSpec, other: EncoderModelSpec) -> bool:
+    """Whether the pixels of an image are the same for two models."""
+
+    def reading(image_input: ImageInput | None) -> object:
+        return image_input and (image_input.side_px, image_input.resized_px, image_input.resample)
+
+    return reading(spec.image_input) == reading(other.image_input)
+
+
 def with_images(
     texts: Sequence[TokenizedText], places: Collection[int], spec: EncoderModelSpec
 ) -> Sequence[TokenizedText]:
@@ -77,8 +110,8 @@ def with_images(
     return [image if place in places else next(others) for place in range(len(texts) + len(places))]
 
 
-def _read(place: int, image: str, image_input: ImageInput, max_bytes: int) -> tuple[int, bytes]:
-    """Return the size of a file, of which `max_bytes` are allowed, and its pixels."""
+def _read(place: int, image: str, image_input: ImageInput, max_bytes: int, max_pixels: int) -> tuple[int, int, bytes]:
+    """Return the bytes and pixels of a file, of which so many are allowed, and the image as the model sees it."""
     name = f"input[{place}].image"
     file = decode_file(name, image)
     if len(file) > max_bytes:
@@ -86,4 +119,12 @@ def _read(place: int, image: str, image_input: ImageInput, max_bytes: int) -> tu
             "the images of the request have more bytes together than are allowed (frontend.max_image_bytes).",
             field="input",
         )
-    return len(file), embedded_pixels(name, file, image_input)
+    source = ImageFile(name, file)
+    num_pixels = source.size_px[0] * source.size_px[1]
+    if num_pixels > max_pixels:
+        raise BodyTooLarge(
+            f"the images of the request have more than {_MAX_SOURCE_PIXELS // 10**6} megapixels together; send them in "
+            "several requests.",
+            field="input",
+        )
+    return len(file), num_pixels, embedded_pixels(source, image_input)
