@@ -271,7 +271,7 @@ def test_statistics_have_the_batches_of_each_size(client):
         rows = tuple(ItemId("a", number) for number in range(num_texts))
         plan = BatchPlan(0, BatchKey(0, 0, ModelKey("fake/reranker")), rows, (8,) * num_texts)
         ended = (None,) * num_texts
-        metrics.on_batch(ExecutedBatch(FinishedBatch(plan, BatchResult(), seconds), ended), 1)
+        metrics.on_batch(ExecutedBatch(FinishedBatch(plan, BatchResult(), seconds), ended, {}), 1)
     (found,) = client.get("/v2/models/fake/reranker/stats").json()["model_stats"]
     assert found["execution_count"] == 4
     assert [(each["batch_size"], each["compute_infer"]) for each in found["batch_stats"]] == [
