@@ -175,6 +175,11 @@ def test_a_bench_gets_its_options_its_settings_and_a_folder(bench, words, expect
     assert unnamed.parent.name == "bench-results" and unnamed.name.endswith(f"-{name}")
 
 
+def test_encoders_are_measured_with_minilm_by_default(monkeypatch):
+    calls = record_calls(noria_bench.encoders.bench, monkeypatch)
+    assert main(["bench", "encoders"]) == 0 and calls[0][0].model == "minilm"
+
+
 def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
     assert main(["bench", "report", str(tmp_path)]) == 2
     assert "holds no runs" in capsys.readouterr().err
@@ -201,7 +206,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
             "'lifo'; policies are all, fair, least-slack, shortest-first, fcfs, reference",
         ),
         ("deadlines --seconds inf", "'inf'; a run lasts 1 to 3600 seconds"),
-        ("cost --features none,logs", "'none'; features (or none) are all, metrics, logs, live"),
+        ("cost --features none,logs", "'none'; features besides none are all, metrics, logs, live"),
         ("cost --pairs 0", "'0'; it is a whole number of pairs from 1 to 1000"),
         ("cost --requests -1", "'-1'; it is a whole number of requests from 1 to 4096"),
         ("cost --users 1000", "'1000'; it is a whole number of users from 1 to 256"),

@@ -425,9 +425,9 @@ def test_a_restarted_engine_is_told_how_the_previous_run_ended_and_a_log_of_text
     server = start(driver=DRIVER.replace("flags |= {", 'flags |= {"log_format": "text", '))
     server.wait_for("engine-0 after none")
     exits = ((signal.SIGKILL, "killed"), (signal.SIGSEGV, "crashed"), (signal.SIGTERM, "killed"))
-    for start, (number, cause) in enumerate(exits, 1):
-        server.wait_for("engine-0 is ready on", start, file=server.output)  # in the supervisor's view
-        os.kill(pid(server.wait_for("engine-0 ready", start)[-1]), number)
+    for run, (number, cause) in enumerate(exits, 1):
+        server.wait_for("engine-0 is ready on", run, file=server.output)  # in the supervisor's view
+        os.kill(pid(server.wait_for("engine-0 ready", run)[-1]), number)
         server.wait_for(f"engine-0 after {cause}", 2 if number == signal.SIGTERM else 1)
     server.wait_for("starting it again in 0.0 s", len(exits), file=server.output)
     server.wait_for("noria.supervisor: engine-0 is ready on cpu  child=engine-0 device=cpu", file=server.output)
@@ -509,6 +509,7 @@ def test_one_order_that_comes_as_several_signals_lets_requests_in_flight_complet
         assert manager.recv(100) == b"STOPPING=1"
     for name in ("frontend", "engine-0"):
         server.wait_for(f"{name} stopped")
+    server.wait_for("SIGHUP: finishing requests in flight", file=server.output)
 
 
 @pytest.mark.parametrize("removed", ["", "engine-0", "supervisor.lock"])

@@ -33,7 +33,7 @@ def add_to(benches: Any) -> Parser:
 
 
 def _read_features(text: str) -> tuple[str, ...]:
-    return () if text == "none" else names(FEATURES, "features (or none)")(text)
+    return () if text == "none" else names(FEATURES, "features besides none")(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -10,8 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.errors import NoriaError, Unauthorized
 from noria.frontend.access.api_keys import KeyScope
-from noria.frontend.access.auth import REGISTRY_SCOPES, ClientDirectory, is_local
-from noria.frontend.access.concurrency_limits import client_id_of
+from noria.frontend.access.auth import REGISTRY_SCOPES, ClientDirectory, client_id_of, is_local
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.access.rejection_log import RejectionLog
 from noria.frontend.access.shares import share_of

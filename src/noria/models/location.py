@@ -75,14 +75,24 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
         if path.suffix.lower() in SINGLE_FILES:
             return _convert(path.absolute(), engine)
         raise ModelError(f"{path} is a file; a model is a folder in diffusers or transformers format. {_advice(path)}")
-    looks_local = name.startswith(("/", ".", "~")) or path.parent.is_dir()
-    if looks_local or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+    if not _is_hub_id(name):
         hint = (
             did_you_mean(name, ["bundled", "minilm"])
             or " Give a folder in diffusers or transformers format, a hub id such as org/name, bundled or minilm."
         )
         raise ModelError(f"no such folder: {path}.{hint}")
     return _download(name), name
+
+
+def is_single_file(source: str) -> bool:
+    """Whether a model's name is that of a file, here or in a repository of the hub."""
+    return HUB_FILE.fullmatch(source) is not None or pathlib.Path(source).suffix.lower() in SINGLE_FILES
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether a name that is no folder here can be of the hub: with a folder before its slash it is a mistyped one."""
+    looks_local = name.startswith(("/", ".", "~")) or pathlib.Path(name).expanduser().parent.is_dir()
+    return not looks_local and re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None
 
 
 def _own_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -121,7 +131,7 @@ def _parts_folder(name: str) -> pathlib.Path:
     path = pathlib.Path(name).expanduser()
     if path.is_dir():
         return path.absolute()
-    if name.startswith(("/", ".", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+    if not _is_hub_id(name):
         raise ModelError(f"engine.parts: no such folder: {path}. Give a folder in diffusers format, or a hub id.")
     return _download(name, without=GGUF_PART)
 

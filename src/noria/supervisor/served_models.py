@@ -10,7 +10,7 @@ from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.embedding_folders import EmbeddingFolders
-from noria.models.location import SINGLE_FILES
+from noria.models.location import is_single_file
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.models.safety_folders import SafetyFolders
@@ -37,7 +37,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     sources = (config.model, *config.additional_models)
     for setting, what in (("vae", "its VAE"), ("parts", "all parts")):
         value = getattr(config.engine, setting)
-        if value and not any(source.endswith(SINGLE_FILES) for source in sources):
+        if value and not any(map(is_single_file, sources)):
             raise ConfigError(
                 f"engine.{setting} is {value!r}, but no model is a single file; a folder has {what} in itself. Remove "
                 "the setting, or name the file of a model."

@@ -19,7 +19,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.config.engine import MAX_SLOTS
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
-from noria.engine.diffusion.sizing.slot_count import fit_slots, max_rows, set_slots
+from noria.engine.diffusion.sizing.slot_count import count_engines, fit_slots, max_rows, set_slots
 from noria.engine.diffusion.sizing.weight_bytes import weights_to_load
 from noria.engine.diffusion.warmup.calibration import (
     CostCache,
@@ -187,11 +187,16 @@ class _ModelChanges:
         """
         assert isinstance(spec, DiffusionModelSpec)
         config = resolve_auto(self._config, spec, self._device, detect_machine())
+        if config.offload == "blocks" and config.offload_resident_bytes == "auto":
+            # Of the memory that is free now, the models that serve take some for their next calls.
+            config = msgspec.structs.replace(config, offload_resident_bytes=0)
         weights = weights_to_load(spec, config, self._device)
         check_memory(spec.name, sum(weights.here.values()), self._device, self._free_bytes)
         if weights.elsewhere:
             name, place = f"{spec.name}: its text encoder", config.text_encoder_device
             check_memory(name, sum(weights.elsewhere.values()), place, self._free_bytes)
+        if weights.streamed:
+            check_memory(f"{spec.name}: what streams", sum(weights.streamed.values()), "cpu", self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
         load = functools.partial(self._load_warm, spec, config)
         # Compiled code is for the number of threads that it was compiled with, and is compiled again for another.
@@ -236,9 +241,8 @@ class _ModelChanges:
         """Return the memory of models that were dropped to the device."""
         from noria.models import cuda_graph
 
-        if (
-            self._config.compile or self._config.compile_blocks
-        ):  # compiled modules refer to themselves; a collection stops the loop for 0.3 s
+        # Compiled modules refer to themselves; a collection stops the loop for 0.3 s.
+        if self._config.compile or self._config.compile_blocks:
             gc.collect()
         if self._device != "cpu":
             cuda_graph.free_memory(self._device)
@@ -330,12 +334,12 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
 
     if device != "cpu":
         torch.cuda.set_device(device)  # events and streams belong to the thread's device, not to their tensors'
-    safety = _load_safety_check(spec, config, device)
     if config.offload == "blocks" and config.offload_resident_bytes == "auto":
         from noria.engine.diffusion.sizing.offload_estimate import free_for_blocks
 
-        num_bytes = free_for_blocks(spec, config, free_memory_bytes(device))
+        num_bytes = free_for_blocks(spec, config, free_memory_bytes(device) // count_engines(device, config))
         config = msgspec.structs.replace(config, offload_resident_bytes=num_bytes)
+    safety = _load_safety_check(spec, config, device)
     if config.quantize == "none":
         return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config, safety)
     from noria.engine.diffusion.warmup.quantized_loading import load_quantized
@@ -381,9 +385,15 @@ def load_executors(
     Its dtype and attention stay as they are, because families choose; an executor's own `config` has them.
 
     Raises:
-        ConfigError: the device does not exist.
+        ConfigError: the device does not exist, or the bytes that stay of several offloaded models are not set.
         ModelError: a model cannot be loaded.
     """
+    if len(models) > 1 and config.offload == "blocks" and config.offload_resident_bytes == "auto":
+        names = ", ".join(spec.name for spec in models)
+        raise ConfigError(
+            f"engine.offload_resident_bytes is 'auto', and engine.offload 'blocks' is for several models, {names}: the "
+            "first would take all of the device. Set it to the bytes of blocks that may stay of each model, such as 0."
+        )
     machine = detect_machine()
     resolved = [resolve_auto(config, spec, resolve_device(device, machine), machine) for spec in models]
     slots, threads = min(each.slots for each in resolved), resolved[0].threads

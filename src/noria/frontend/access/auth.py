@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from noria.errors import Unauthorized
 from noria.frontend.access.api_keys import ApiKey, KeyScope, format_scopes, key_digest
+from noria.frontend.access.concurrency_limits import client_id
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.access.trusted_proxies import UNIX_CLIENT
 from noria.observe.logs.log_record import fields
@@ -141,3 +142,9 @@ def _password(credentials: str) -> bytes | None:
         return base64.b64decode(credentials, validate=True).partition(b":")[2]
     except (binascii.Error, ValueError):  # not base64, not ASCII
         return None
+
+
+def client_id_of(http: Request) -> str:
+    """Return the client of a request, as `client_id` does. Its operation must need a key."""
+    connected: tuple[str, int] | None = http.scope.get("client")
+    return client_id(http.scope["state"]["api_client"].name, None if connected is None else connected[0])

@@ -10,8 +10,6 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterator
 
-from starlette.requests import Request
-
 from noria.errors import RateLimited, short_repr
 
 _PREFIX_BITS = 64  # an IPv6 subscriber gets at least a /64 (RFC 6177) and may use any address in it
@@ -64,12 +62,6 @@ class ConcurrencyLimiter:
 
     def _rate_limited(self, message: str) -> RateLimited:
         return RateLimited(message, retry_after_s=self._retry_after_s)
-
-
-def client_id_of(http: Request) -> str:
-    """Return the client of a request, as `client_id` does. Its operation must need a key."""
-    connected: tuple[str, int] | None = http.scope.get("client")
-    return client_id(http.scope["state"]["api_client"].name, None if connected is None else connected[0])
 
 
 @functools.lru_cache(256)

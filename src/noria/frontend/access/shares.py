@@ -29,7 +29,7 @@ _DIGEST_MARK = "~"
 
 
 def share_of(headers: Mapping[str, str], client: str, api_client: ApiClient, client_header: str) -> Share:
-    """Return the share of a request's client; `client` is as of `concurrency_limits.client_id_of`."""
+    """Return the share of a request's client; `client` is as of `auth.client_id_of`."""
     if api_client.name is not None:
         return Share(api_client.name, api_client.weight)
     if client_header and (value := headers.get(client_header.lower())):

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from noria.errors import InvalidField
 from noria.errors.problems import Problems
-from noria.frontend.access.concurrency_limits import client_id_of
+from noria.frontend.access.auth import client_id_of
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.http.body import FORM, decode
 from noria.frontend.http.multipart import Form, parse_form

@@ -24,7 +24,8 @@ from noria.errors import (
     short_repr,
 )
 from noria.errors.problems import Problems
-from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
+from noria.frontend.access.auth import client_id_of
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.http.content_encoding import check_encoding, decompress_gzip
 from noria.frontend.http.decode_errors import INTEGRAL_DECODER, INVALID_JSON, all_problems, invalid_json_message
 from noria.protocol.request import Priority

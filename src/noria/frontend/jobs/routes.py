@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable, NoriaError, short_repr
-from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
+from noria.frontend.access.auth import client_id_of
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.quotas import ApiClient, Quota
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.http import sse

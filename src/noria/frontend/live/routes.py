@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from noria.config import FrontendConfig
 from noria.errors import InvalidField, RateLimited, RouteNotFound, did_you_mean, short_repr
-from noria.frontend.access.concurrency_limits import client_id_of
+from noria.frontend.access.auth import client_id_of
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.operations import EVENT_STREAM, Operation, parameter
 from noria.frontend.http.query_parameters import read_flag

@@ -18,7 +18,7 @@ from noria.errors import (
     UnreadableImage,
     short_repr,
 )
-from noria.frontend.access.concurrency_limits import client_id_of
+from noria.frontend.access.auth import client_id_of
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import IMAGE_CONTENT, JsonObject, Operation, parameter

@@ -83,6 +83,15 @@ def is_quantized(spec: DiffusionModelSpec, part: str) -> bool:
     return file.suffix == GGUF_SUFFIX or read_quantization(spec.path / part / "config.json") is not None
 
 
+def check_streamable(spec: DiffusionModelSpec, part: str) -> None:
+    """Raise ModelError if a part cannot stream from the host's memory, because its weights are quantized."""
+    if is_quantized(spec, part):
+        raise ModelError(
+            f"engine.offload does not work with the {part} in {spec.path}, which is quantized: such weights do not "
+            "stream. Set it to 'none'."
+        )
+
+
 def has_quantizable_layers(spec: DiffusionModelSpec) -> bool:
     """Whether a denoiser is not quantized yet, and has layers that can be."""
     part = denoiser_part(spec)

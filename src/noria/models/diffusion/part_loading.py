@@ -14,7 +14,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ModelError, short_repr
-from noria.models.diffusion.block_quantization import denoiser_part, is_quantized, quantize_blocks
+from noria.models.diffusion.block_quantization import check_streamable, denoiser_part, quantize_blocks
 from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quantization
 from noria.models.diffusion.vae import memory_format_of, without_overflow
 from noria.models.diffusion.weight_streaming import WeightStreamer
@@ -65,11 +65,7 @@ def load_part(
     folder, stem = spec.path / name, FAMILIES[spec.family].weight_stems[name]
     if streamer is None or not streamer.streams(name):
         return load_weights(part_class, folder, stem, dtype, device)
-    if is_quantized(spec, name):
-        raise ModelError(
-            f"engine.offload does not work with the {name} in {spec.path}, which is quantized: such weights do not "
-            "stream. Set it to 'none'."
-        )
+    check_streamable(spec, name)
     part = load_weights(part_class, folder, stem, dtype, "cpu")
     streamer.add(name, part)
     return part

@@ -45,14 +45,15 @@ def choose_streamed(sizes: Sequence[int], resident_bytes: int) -> list[bool]:
     They are evenly spread, so that each is copied while others are computed.
     """
     num = len(sizes)
-    for num_streamed in range(num + 1):
+    for num_streamed in range(num):
         chosen = [(k + 1) * num_streamed // num > k * num_streamed // num for k in range(num)]
         if sum(size for size, streams in zip(sizes, chosen, strict=True) if not streams) <= resident_bytes:
             return chosen
-    return []
+    return [True] * num
 
 
 def buffer_sizes(sizes: Sequence[int], *, alternate: bool) -> list[int]:
     """Return the bytes of each buffer that streamed blocks of these bytes need, which take turns unless not."""
-    return [max(sizes[k :: NUM_BUFFERS] if alternate else sizes[: None if k == 0 else 0], default=0)
-            for k in range(NUM_BUFFERS)]  # fmt: skip
+    if not alternate:
+        return [max(sizes, default=0)] + [0] * (NUM_BUFFERS - 1)
+    return [max(sizes[k::NUM_BUFFERS], default=0) for k in range(NUM_BUFFERS)]

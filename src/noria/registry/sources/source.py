@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from noria.errors import ModelError, RegistryError, short_repr
-from noria.models.location import HUB_FILE, SINGLE_FILES
+from noria.models.location import HUB_FILE, is_single_file
 from noria.observe.logs.redaction import redact
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -74,7 +74,7 @@ def parse_source(text: str, environment: Mapping[str, str]) -> Source:
         RegistryError: it holds a secret; the message does not quote it.
     """
     if not _SCHEME.match(text):
-        return FileSource(text) if text.endswith(SINGLE_FILES) else LocalSource(text)
+        return FileSource(text) if is_single_file(text) else LocalSource(text)
     _reject_secrets(text, "the source")
     scheme = text.partition(":")[0]
     match scheme:
@@ -84,7 +84,7 @@ def parse_source(text: str, environment: Mapping[str, str]) -> Source:
             return _parse_mlflow(text, environment)
         case "file" | "local":
             path = _local_folder(text)
-            return FileSource(path) if path.endswith(SINGLE_FILES) else LocalSource(path)
+            return FileSource(path) if is_single_file(path) else LocalSource(path)
     if "://" not in text or "::" in text or scheme in _NOT_FOLDERS:
         raise ModelError(
             f"{short_repr(text)} is no source of models. Give a model folder, bundled, minilm, "

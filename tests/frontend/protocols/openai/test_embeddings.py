@@ -1,6 +1,7 @@
 """POST /v1/embeddings in front of a fake engine, with the unmodified openai client and without."""
 
 import base64
+import concurrent.futures
 import io
 
 import httpx
@@ -13,6 +14,7 @@ from PIL import Image
 from noria.config import Config, FrontendConfig
 from noria.errors import RateLimited
 from noria.frontend.access.fair_threads import FairThreads
+from noria.frontend.http.body import MAX_LARGE_BODIES_PER_CLIENT
 from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody, as_settings
 from noria.frontend.services.texts.image_inputs import ImageInputs
 from noria.frontend.services.texts.text_request import with_prompt
@@ -103,6 +105,16 @@ def test_an_image_that_cannot_be_read_says_what_is_wrong(texts, image, status, s
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, "input")
     assert says in answer.json()["error"]["message"]
     assert not texts.engine.submitted
+
+
+@pytest.mark.parametrize("has_image", [False, True], ids=["texts", "images"])
+def test_long_bodies_that_wait_for_the_engine_keep_no_others_from_arriving(texts, has_image):
+    texts.engine.never_answers = True
+    inputs = ["a" * 70_000] + [{"image": PIXEL}] * has_image
+    body = {"model": "clip", "input": inputs, "deadline_ms": 1500, "truncate": True}
+    with concurrent.futures.ThreadPoolExecutor(MAX_LARGE_BODIES_PER_CLIENT + 1) as pool:
+        answers = list(pool.map(lambda _: post(texts, **body).status_code, range(MAX_LARGE_BODIES_PER_CLIENT + 1)))
+    assert set(answers) == {504}
 
 
 def test_images_are_bounded_by_their_pixels_and_by_those_of_other_requests(texts, monkeypatch):

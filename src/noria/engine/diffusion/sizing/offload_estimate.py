@@ -96,7 +96,8 @@ def with_resident_blocks(
 
 def _with_weights(estimate: MemoryEstimate, spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEstimate:
     weights = weights_of(spec, config)
-    return replace(estimate, weights=weights.here, streamed=weights.streamed)
+    graph_rows = 0 if config.offload == "blocks" else estimate.graph_rows  # which switches CUDA graphs off
+    return replace(estimate, weights=weights.here, streamed=weights.streamed, graph_rows=graph_rows)
 
 
 def step_bytes(spec: DiffusionModelSpec, estimate: MemoryEstimate) -> int:

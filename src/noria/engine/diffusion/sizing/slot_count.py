@@ -65,10 +65,8 @@ def fit_slots(
     Engines on the same device share what is free.
     """
     device = str(executors[models[0].key].model.device)
-    machine = detect_machine()
-    num_engines = [resolve_device(name, machine) for name in config.devices].count(device) or 1
     count = count_slots(
-        free_bytes(device) // num_engines,
+        free_bytes(device) // count_engines(device, config),
         max(executor.call_bytes for executor in executors.values()),
         max(_slot_bytes(executors[spec.key], spec) for spec in models),
         max(config.buckets, default=0),
@@ -76,6 +74,12 @@ def fit_slots(
     for executor in executors.values():
         executor.set_slots(count.slots)
     return count
+
+
+def count_engines(device: str, config: EngineConfig) -> int:
+    """Return how many engines of the configuration are on a device."""
+    machine = detect_machine()
+    return [resolve_device(name, machine) for name in config.devices].count(device) or 1
 
 
 def _slot_bytes(executor: "DiffusionExecutor", spec: DiffusionModelSpec) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from noria.config import EngineConfig
 from noria.models.controlnet_folders import ControlNetFolders
-from noria.models.diffusion.block_quantization import denoiser_part, quantized_bytes
+from noria.models.diffusion.block_quantization import check_streamable, denoiser_part, quantized_bytes
 from noria.models.diffusion.weight_blocks import NUM_BUFFERS, blocks_of, buffer_sizes, choose_streamed, is_streamed
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import LoraFolders
@@ -43,6 +43,8 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
     """Return the bytes of a model with `config`, which has no "auto" left: all parts, and what is beside them.
 
     LoRAs are loaded when requests name them. They count with the bytes of their files, at most those of their cache.
+
+    Raises ModelError: a part would stream whose weights are quantized.
     """
     item_bytes = FLOAT32_BYTES if config.dtype == "float32" else 2
     stems = FAMILIES[spec.family].weight_stems
@@ -75,6 +77,7 @@ def _take_streamed(
     for part, stem in FAMILIES[spec.family].weight_stems.items():
         if not is_streamed(config, part):
             continue
+        check_streamable(spec, part)
         shapes = read_weights(spec.path, part, stem)
         blocks = [
             sum(item_bytes * math.prod(shapes[name]) for name in names) for names in blocks_of(part, shapes).values()

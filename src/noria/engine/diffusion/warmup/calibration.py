@@ -285,8 +285,7 @@ def cost_key(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> dic
             "decode_batch",
             "vae_tiling",
             "text_encoder_device",
-            "offload",
-            "offload_resident_bytes",
+            "offload",  # how many bytes stay follows from the free memory, and differs from start to start
         )
     }
     refiner, rule = RefinerFolders.of(config).for_model(spec), SafetyFolders.of(config).for_model(spec)

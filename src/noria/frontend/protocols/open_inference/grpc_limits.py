@@ -11,7 +11,8 @@ import grpc
 from starlette.requests import Request
 
 from noria.errors import InvalidBody
-from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
+from noria.frontend.access.auth import client_id_of
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.server.connection import HEAD_TIMEOUT_S
 from noria.frontend.server.connection_admission import max_grpc_connections
 

@@ -150,24 +150,21 @@ class EmbeddingRoutes:
 
     async def embeddings(self, http: Request) -> Response:
         """Return an embedding for each text."""
-        if is_small(http):
-            body = await self._body_reader.read_json(http, EmbeddingsRequestBody)
-            return await self._respond(http, body)
-        with contextlib.ExitStack() as slots:
-            raw = await self._body_reader.receive(http, slots)
-            body = decode(raw, EmbeddingsRequestBody)
-            self._body_reader.check_length(raw, *body.images)
-            del raw
-            if not body.images:
-                slots.close()  # texts are not held in base64 while they wait
-            return await self._respond(http, body)
-
-    async def _respond(self, http: Request, body: EmbeddingsRequestBody) -> Response:
-        body = apply_headers(body, http.headers)
         context: RequestContext = http.state.context
-        context.name_user(body.user)
-        result = await self._encoding_service.encode(as_settings(body), ("embedding",), context)
-        encoding_format = body.encoding_format or "float"
+        with contextlib.ExitStack() as slots:
+            if is_small(http):
+                body = await self._body_reader.read_json(http, EmbeddingsRequestBody)
+            else:
+                raw = await self._body_reader.receive(http, slots)
+                body = decode(raw, EmbeddingsRequestBody)
+                self._body_reader.check_length(raw, *body.images)
+                del raw
+            body = apply_headers(body, http.headers)
+            context.name_user(body.user)
+            encoding_format = body.encoding_format or "float"
+            encoding = self._encoding_service.encode(as_settings(body), ("embedding",), context, slots.close)
+            del body  # with images it is long
+            result = await encoding
         make = functools.partial(response_body, result, encoding_format)
         return await encoding_response(self._encoding_service, result, make)
 

@@ -25,7 +25,8 @@ from noria.errors import (
     UnreadableImage,
     short_repr,
 )
-from noria.frontend.access.concurrency_limits import ConcurrencyLimiter, client_id_of
+from noria.frontend.access.auth import client_id_of
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.http.body import read_bytes

@@ -127,9 +127,15 @@ class EncodingService:
                 self._tokenization.tokenize(spec, ()).add_done_callback(lambda done: done.exception())
 
     async def encode(
-        self, settings: TextRequestSettings, tasks: Sequence[EncoderTask], context: RequestContext
+        self,
+        settings: TextRequestSettings,
+        tasks: Sequence[EncoderTask],
+        context: RequestContext,
+        on_read: Callable[[], None] = lambda: None,
     ) -> EncodingResult:
         """Tokenize the texts and encode them by a model of one of `tasks`. Cancelling it removes them from the engine.
+
+        `on_read` is called when the files of images are read and no longer held.
 
         Raises:
             NoriaError: the request was rejected or failed.
@@ -139,8 +145,7 @@ class EncodingService:
         spec = self.find_model(settings.model, context, tasks)
         api_client, log_record, versions = context.api_client, context.log_record, context.versions
         deadline_ms, num_texts = settings.deadline_ms, settings.num_texts
-        has_deadline = deadline_ms is not None
-        with RequestOutcome(spec.name, log_record, versions, has_deadline=has_deadline) as request_outcome:
+        with RequestOutcome(spec.name, log_record, versions, has_deadline=deadline_ms is not None) as request_outcome:
             log_record.add(model=spec.name, model_version=spec.fingerprint, task=spec.task, num_texts=num_texts)
             self._check(settings, spec)
             priority = api_client.allowed_priority(settings.priority) or "normal"
@@ -152,6 +157,8 @@ class EncodingService:
                 timeout_s = self.config.request_timeout_s if deadline_ms is None else deadline_ms / 1000
                 texts = with_images(await self.tokenize(settings, spec, timeout_s), settings.images, spec)
                 pixels = await self._image_inputs.pixels(context.client, settings.images, spec, timeout_s)
+                settings = settings.without_images()
+                on_read()
                 tokenized = time.perf_counter()
                 payload = make_payload(texts, spec, settings)
                 check_size(payload, spec, is_dense=settings.is_dense)
@@ -173,7 +180,6 @@ class EncodingService:
                     priority=priority,
                     deadline_s=deadline_s,
                 )
-                settings = settings.without_images()
                 copier = functools.partial(self._copy, settings, context.request_id, spec)
                 result = await self.submission.submit(context, spec, request, copier, data=pixels)
             assert isinstance(result.timings, TextTimings) and result.final is not None and result.data is not None

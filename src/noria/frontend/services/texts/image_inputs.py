@@ -18,7 +18,7 @@ from noria.models.encoder.tokens import TokenizedText
 from noria.protocol.text import EncoderModelSpec, ImageInput
 
 _MAX_PIXEL_BYTES = 2**26  # bytes of a request's images as the model sees them: 445 of 224 × 224 pixels
-_MAX_SOURCE_PIXELS = 2**28  # of a request's files: 3.4 s to decode as PNG
+_MAX_SOURCE_PIXELS = 2**28  # pixels of a request's files: 3.4 s to decode as PNG
 # Images of a front end that are read or embedded, of 150 kB at 224 × 224 pixels.
 _MAX_IMAGES, _MAX_IMAGES_PER_CLIENT, _RETRY_AFTER_S = 2048, 1024, 1.0
 

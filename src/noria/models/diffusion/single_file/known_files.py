@@ -31,6 +31,7 @@ _KINDS: Mapping[str, str] = {
     r"(^|\.)joint_blocks\.\d+\.|^pos_embed\.proj": _INCOMPLETE % "Stable Diffusion 3",
     r"(^|\.)transformer_blocks\.\d+\.img_mod\.": _INCOMPLETE % "Qwen-Image",
     r"(^|\.)txtfusion\.": _TRANSFORMER % "Krea 2",
+    r"(^|\.)txt_in\.(in_layer|text_norm)\.": _TRANSFORMER % "Qwen-Image 2.1",
     r"(^|\.)time_caption_embed\.|(^|\.)layers\.\d+\.adaLN_modulation\.1\.": _TRANSFORMER % "Lumina 2",
     r"(^|\.)(layers\.\d+\.adaLN_modulation|noise_refiner\.)": _INCOMPLETE % "Z-Image",
     r"(^|\.)linear_head\.|caption_projection\.": _TRANSFORMER % "Sana or PixArt",

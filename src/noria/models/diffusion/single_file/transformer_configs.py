@@ -25,7 +25,7 @@ class _Sizes:
     def length(self, name: str, axis: int) -> int:
         """Return the length of an axis of a tensor. Raises ModelError: it has no such axis, or one without numbers."""
         shape = self.shapes.get(name, ())
-        if axis >= len(shape) or not shape[axis]:
+        if axis >= len(shape) or not all(shape):
             raise ModelError(f"{name}, in diffusers' names, has the shape {list(shape)}: the file is damaged.")
         return shape[axis]
 
@@ -74,9 +74,7 @@ def _stable_diffusion_3(sizes: _Sizes) -> dict[str, Any]:
     width, patch = sizes.length(patches, 0), sizes.length(patches, 2)
     num_layers = sizes.count(f"{block}attn.to_q.weight")
     has_norms = f"{block.format(0)}attn.norm_q.weight" in sizes.shapes
-    head_width = (
-        sizes.length(f"{block.format(0)}attn.norm_q.weight", 0) if has_norms else 64
-    )  # that of all published ones
+    head_width = sizes.length(f"{block.format(0)}attn.norm_q.weight", 0) if has_norms else _HEAD_WIDTH
     return {
         "in_channels": sizes.length(patches, 1),
         "out_channels": sizes.length("proj_out.weight", 0) // patch**2,

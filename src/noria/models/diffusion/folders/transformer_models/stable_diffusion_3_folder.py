@@ -33,6 +33,11 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     expected = {"in_channels": (1, transformer.in_channels)}
     names = ("pos_embed.proj.weight", "x_embedder.proj.weight")
     folder.check_layer("transformer", names, expected)
+    positions = ("pos_embed.pos_embed", "pos_embed")
+    if any(name in folder.shapes["transformer"] for name in positions):
+        # Their buffer is made at this size before it is filled.
+        length = transformer.pos_embed_max_size**2
+        folder.check_layer("transformer", positions, {"pos_embed_max_size squared": (1, length)})
     schedulers = _DYNAMIC_SCHEDULERS if scheduler.get("use_dynamic_shifting") else _SCHEDULERS
     multiple_px = transformer.patch_size * vae.factor
     max_side_px = min(2 * transformer.sample_size * vae.factor, transformer.pos_embed_max_size * multiple_px)
