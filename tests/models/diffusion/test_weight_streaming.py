@@ -17,7 +17,7 @@ from noria.engine.diffusion.loading import load_executor
 from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.errors import ModelError
 from noria.models.catalog import open_model
-from noria.models.diffusion import part_loading
+from noria.models.diffusion import block_quantization, part_loading
 from noria.models.diffusion.block_quantization import denoiser_part
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.weight_blocks import blocks_of, choose_streamed
@@ -248,9 +248,12 @@ def test_blocks_stay_as_long_as_there_is_room_for_them(folder_of):
 
 
 def test_quantized_weights_are_rejected(folder_of, monkeypatch):
-    monkeypatch.setattr(part_loading, "is_quantized", lambda spec, part: part == "transformer")
+    monkeypatch.setattr(block_quantization, "is_quantized", lambda spec, part: part == "transformer")
     with pytest.raises(ModelError, match=r"offload does not work with the transformer in .* quantized"):
         load(folder_of("flux"), offload="blocks", offload_resident_bytes=0)
+    spec = open_model(str(folder_of("flux")))
+    with pytest.raises(ModelError, match="offload does not work with the transformer"):
+        weights_of(spec, EngineConfig(dtype="float32", slots=2, threads=1, offload="blocks"))
     load(folder_of("flux"), offload="encoders")
 
 

@@ -188,7 +188,7 @@ class _ModelChanges:
         assert isinstance(spec, DiffusionModelSpec)
         config = resolve_auto(self._config, spec, self._device, detect_machine())
         if config.offload == "blocks" and config.offload_resident_bytes == "auto":
-            # Of the memory that is free now, the models that serve take some for their next calls.
+            # Models that serve take memory that is free now for their next calls.
             config = msgspec.structs.replace(config, offload_resident_bytes=0)
         weights = weights_to_load(spec, config, self._device)
         check_memory(spec.name, sum(weights.here.values()), self._device, self._free_bytes)
