@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import types
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_an_error_of_the_exporting_process_is_reported(
 
 def test_checked_rows_hold_no_padding_token() -> None:
     spec = open_model_of(EncoderModelSpec, "minilm", EngineConfig())
-    rows = onnx_export._sample_rows(spec, 7)
+    rows = onnx_export._sample_rows(spec, types.SimpleNamespace(pad_token_id=7, end_token_id=None))
     assert [len(row.ids) for row in rows] == [3, 8, 21, 64]
     assert all(7 not in row.ids and row.ids.max() < spec.vocab_size for row in rows)
     assert all(row.type_ids is not None and set(np.unique(row.type_ids)) == {0, 1} for row in rows)
