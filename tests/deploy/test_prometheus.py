@@ -27,6 +27,7 @@ from noria.cli.main import main
 from noria.dashboards.build import DASHBOARDS
 from noria.dashboards.gpu import GPU
 from noria.testing.server import running_server
+from safety_classifiers import save_classifier
 from waiting import wait_until
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(400)]
@@ -78,6 +79,7 @@ def noria(tmp_path_factory):
     reference = ["--version", "shapes@1", "--from", str(folder / "prompts.json")]
     assert main(["stats", "baseline", "noria-shapes", *reference, *registry]) == 0
     options = ["--processes", "2", "--devices", "cpu,cpu", "--slots", "4"]
+    options += ["--safety-classifiers", str(save_classifier(folder / "nsfw")), "--safety-threshold", "1"]
     statistics = ["--statistics-builtin", "prompts,parameters,images", *registry]
     with running_server(["bundled", *options, *statistics]) as server:
         yield server
