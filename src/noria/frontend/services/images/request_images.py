@@ -1,12 +1,13 @@
 """Checks the images of a request: how many there are, what models need, and the size that follows from them. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from noria.errors import InvalidField, short_repr
+from noria.images import scheduler_names
 from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFacts
-from noria.protocol.diffusion import Control, DiffusionModelSpec, Reference
+from noria.protocol.diffusion import Control, DiffusionModelSpec, Reference, min_strength, num_skipped_steps
 from noria.protocol.request import ControlField
 
 MAX_CONTROLS = 4  # controls of a request: each costs half a UNet
@@ -112,3 +113,39 @@ def check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts
         Control(control.name, control.scale, control.start, control.end, image_digest=digest)
         for control, digest in zip(controls, digests, strict=True)
     ]
+
+
+def check_strength(
+    got: float | None,
+    images: RequestImageFacts | None,
+    spec: DiffusionModelSpec,
+    scheduler: str,
+    num_steps: int,
+    checked: Callable[[str, float | None], float],
+) -> float | None:
+    """Return how much of the start image is replaced, or None without one; `checked` bounds a number.
+
+    Raises InvalidField: there is no start image, the model takes none, or no step would be left.
+    """
+    if images is None:
+        return None if got is None else checked("strength", got)
+    if images.start is None:
+        raise InvalidField(
+            f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
+            field="strength",
+        )
+    if not spec.takes_start_images:
+        raise InvalidField(
+            f"{spec.name} cannot begin with an image or repaint one: diffusers has no pipeline for that in its family, "
+            f"{spec.family}. Leave the image out.",
+            field="image",
+        )
+    scheduler_names.check_start_image(scheduler, spec.schedulers)
+    strength = float(checked("strength", spec.default_strength if got is None else got))
+    if num_skipped_steps(scheduler, num_steps, strength) == num_steps:
+        raise InvalidField(
+            f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are "
+            f"{min_strength(num_steps)} to 1.0.",
+            field="strength",
+        )
+    return strength

@@ -18,6 +18,7 @@ from noria.frontend.services.images.request_images import (
     check_controls,
     check_needed_images,
     check_references,
+    check_strength,
     default_size,
 )
 from noria.frontend.services.images.second_pass import check_second_pass
@@ -40,8 +41,6 @@ from noria.protocol.diffusion import (
     PromptSyntax,
     Reference,
     Refinement,
-    min_strength,
-    num_skipped_steps,
 )
 from noria.protocol.request import EngineRequest, ImageRequest, ImageRequestBody, TwoPassRequestBody
 
@@ -163,7 +162,7 @@ def validate(
             loras=attempt(lambda: _complete_loras(body.loras, spec, folders.loras), ()) if body.loras else (),
             strength=None
             if body.strength is None and start_image is None
-            else attempt(lambda: _check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
+            else attempt(lambda: check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
             has_mask=start_image is not None and start_image.mask_digest is not None,
             image_digest=None if start_image is None else start_image.digest,
             mask_digest=None if start_image is None else start_image.mask_digest,
@@ -257,38 +256,6 @@ def _check_previews(body: ImageRequestBody, checked: Callable[[str, float | None
             field="partial_images",
         )
     return int(checked("partial_images", body.partial_images))
-
-
-def _check_strength(
-    got: float | None,
-    images: RequestImageFacts | None,
-    spec: DiffusionModelSpec,
-    scheduler: str,
-    num_steps: int,
-    checked: Callable[[str, float | None], float],
-) -> float | None:
-    if images is None:
-        return None if got is None else checked("strength", got)
-    if images.start is None:
-        raise InvalidField(
-            f"strength is {short_repr(got)}, but there is no image; it is how much of a start image is replaced.",
-            field="strength",
-        )
-    if not spec.takes_start_images:
-        raise InvalidField(
-            f"{spec.name} cannot begin with an image or repaint one: diffusers has no pipeline for that in its family, "
-            f"{spec.family}. Leave the image out.",
-            field="image",
-        )
-    scheduler_names.check_start_image(scheduler, spec.schedulers)
-    strength = float(checked("strength", spec.default_strength if got is None else got))
-    if num_skipped_steps(scheduler, num_steps, strength) == num_steps:
-        raise InvalidField(
-            f"strength is {strength}, which leaves none of {num_steps} inference_steps; allowed are "
-            f"{min_strength(num_steps)} to 1.0.",
-            field="strength",
-        )
-    return strength
 
 
 def _check_calls(
