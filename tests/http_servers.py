@@ -16,7 +16,7 @@ class Request(http.server.BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers["content-length"] or 0))
         self.server.answer(self)
 
-    do_GET = do_HEAD = do_POST = _answer
+    do_GET = do_HEAD = do_POST = do_DELETE = _answer
 
     @property
     def json(self):

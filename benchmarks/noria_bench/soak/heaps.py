@@ -39,7 +39,7 @@ _log_status = status_log("neighbours")
 NUM_SMALL = 7
 FILE_NAME = "heaps.json"
 _JOB_POLL_S = 0.1
-_NUM_JOBS = 8  # jobs of the heap that are under way
+_NUM_JOBS = 32  # jobs of the heap that are under way
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class Load:
         )
 
 
-def _images(num_steps: int, n: int = 1, **how: Any) -> Load:
-    return Load(body={"prompt": "a red circle", "inference_steps": num_steps, "n": n}, steps=num_steps * n, **how)
+def _images(num_steps: int, n: int = 1, path: str = "/t2i", connections: int = 1) -> Load:
+    body = {"prompt": "a red circle", "inference_steps": num_steps, "n": n}
+    return Load(path, body if path == "/t2i" else {"input": body}, connections, num_steps * n)
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ class Heap:
 
 HEAPS: Mapping[str, Heap] = MappingProxyType(
     {
-        "long": Heap(_images(200, 16, path="/t2i"), _images(20, path="/t2i"), every_target=True),
-        "short": Heap(_images(8, path="/t2i", connections=200), _images(20, path="/t2i"), every_target=True),
-        "jobs": Heap(_images(200, 4, path="/v1/jobs", connections=_NUM_JOBS), _images(20, path="/t2i")),
+        "long": Heap(_images(200, 16), _images(20), every_target=True),
+        "short": Heap(_images(8, connections=200), _images(20), every_target=True),
+        "jobs": Heap(_images(50, path="/v1/jobs", connections=_NUM_JOBS), _images(20)),
         "texts": Heap(
             Load("/v1/embeddings", {"input": ["a red circle on a blue square"] * 2048}, connections=4),
             Load("/v1/embeddings", {"input": "a red circle"}),
@@ -165,25 +166,33 @@ class Clients:
     splits: bool  # whether a request has one image
 
     def run(self, loads: Mapping[int, Load], seconds: float) -> dict[int, list[Reply]]:
-        """Run the loads of clients by their number for `seconds`; return the replies of each."""
+        """Run the loads of clients by their number for `seconds`; return the replies of each.
+
+        Beside the heap the small clients go on until its last request is done: the end of a heap without others would
+        make its slowdown too small.
+        """
         replies: dict[int, list[Reply]] = {}
-        ended = threading.Event()
+        heap_ended, small_ended = threading.Event(), threading.Event()
 
         def run_one(client: int, load: Load) -> None:
+            ended = heap_ended if client == NUM_SMALL else small_ended
+            limit_s = seconds if client == NUM_SMALL or NUM_SMALL not in loads else math.inf
             load = load.split() if self.splits else load
-            if load.is_of_jobs:
-                replies[client] = _run_jobs(self, client, load, seconds, ended)
-            else:
-                replies[client] = self._run_requests(client, load, seconds, ended)
+            run = self._run_jobs if load.is_of_jobs else self._run_requests
+            replies[client] = run(client, load, limit_s, ended)
 
-        threads = [threading.Thread(target=run_one, args=each) for each in loads.items()]
+        threads = {client: threading.Thread(target=run_one, args=(client, load)) for client, load in loads.items()}
         try:
-            for thread in threads:
+            for thread in threads.values():
                 thread.start()
-            for thread in threads:
+            if NUM_SMALL in threads:
+                threads[NUM_SMALL].join()
+                small_ended.set()
+            for thread in threads.values():
                 thread.join()
         finally:
-            ended.set()
+            heap_ended.set()
+            small_ended.set()
         return replies
 
     def _run_requests(self, client: int, load: Load, seconds: float, ended: threading.Event) -> list[Reply]:
@@ -197,6 +206,44 @@ class Clients:
         return run_closed_loop(
             self.port, load.connections, seconds, body, path, ended=ended, headers=self.headers[client]
         )
+
+    def _run_jobs(self, client: int, load: Load, seconds: float, ended: threading.Event) -> list[Reply]:
+        """Keep jobs under way for `seconds`; then cancel those that are not done, which count for nothing."""
+        replies: list[Reply] = []
+        stop = time.monotonic() + seconds
+        headers = {**HEADERS, **self.headers[client]}
+
+        def keep_one() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+            def call(method: str, path: str, content: str | None = None) -> tuple[int, Any]:
+                connection.request(method, path, content, headers)
+                answer = connection.getresponse()
+                return answer.status, json.loads(answer.read())
+
+            def may_go_on() -> bool:
+                return time.monotonic() < stop and not ended.is_set()
+
+            with contextlib.closing(connection):
+                while may_go_on():
+                    sent = time.monotonic()
+                    status, job = call("POST", load.path, json.dumps(load.body))
+                    while status < 300 and job["status"] in ("starting", "processing"):
+                        ended.wait(_JOB_POLL_S)
+                        status, job = call("GET" if may_go_on() else "DELETE", f"{load.path}/{job['id']}")
+                    if status < 300 and job["status"] == "canceled":
+                        break
+                    if status >= 300:
+                        ended.wait(_JOB_POLL_S)
+                    is_done = status < 300 and job["status"] == "succeeded"
+                    replies.append(Reply(sent, time.monotonic(), 200 if is_done else status or 500, 0))
+
+        threads = [threading.Thread(target=keep_one) for _ in range(load.connections)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return replies
 
 
 @contextlib.contextmanager
@@ -215,38 +262,6 @@ def _serving(target: Target, spec: Any, config: Config, work: pathlib.Path) -> I
         yield Clients(server.port, target.protocol, target.path, headers, splits=target.module is not None)
 
 
-def _run_jobs(clients: Clients, client: int, load: Load, seconds: float, ended: threading.Event) -> list[Reply]:
-    """Keep jobs under way for `seconds`; then wait for the last ones."""
-    replies: list[Reply] = []
-    stop = time.monotonic() + seconds
-    headers = {**HEADERS, **clients.headers[client]}
-
-    def keep_one() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", clients.port, timeout=60)
-
-        def call(method: str, path: str, content: str | None = None) -> tuple[int, Any]:
-            connection.request(method, path, content, headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-
-        with contextlib.closing(connection):
-            while time.monotonic() < stop and not ended.is_set():
-                sent = time.monotonic()
-                status, job = call("POST", load.path, json.dumps(load.body))
-                while status < 300 and job["status"] in ("starting", "processing") and not ended.is_set():
-                    ended.wait(_JOB_POLL_S)
-                    status, job = call("GET", f"{load.path}/{job['id']}")
-                is_done = status < 300 and job["status"] == "succeeded"
-                replies.append(Reply(sent, time.monotonic(), 200 if is_done else status or 500, 0))
-
-    threads = [threading.Thread(target=keep_one) for _ in range(load.connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return replies
-
-
 def measure_heap(target: str, name: str, clients: Clients, seconds: float) -> HeapResult:
     """Measure one heap at a running server."""
     heap, small = HEAPS[name].heap, HEAPS[name].small
@@ -257,11 +272,12 @@ def measure_heap(target: str, name: str, clients: Clients, seconds: float) -> He
     heap_alone = clients.run({NUM_SMALL: heap}, seconds)
     began = time.monotonic()
     beside = clients.run({**all_small, NUM_SMALL: heap}, 3 * seconds)
+    beside_s = time.monotonic() - began
     lone = clients.run({0: small, NUM_SMALL: heap}, seconds)
     alone_s, heap_alone_s = _mean_s(alone[0]), _mean_s(heap_alone[NUM_SMALL])
     slowdowns = {f"small {number}": _mean_s(beside[number]) / alone_s for number in range(NUM_SMALL)}
     slowdowns["heap"] = _mean_s(beside[NUM_SMALL]) / heap_alone_s
-    window = began, began + 3 * seconds
+    window = began, began + beside_s
     per_reply = {**dict.fromkeys(range(NUM_SMALL), small.steps), NUM_SMALL: heap.steps / _parts(clients, heap)}
     return HeapResult(
         target,
@@ -273,7 +289,7 @@ def measure_heap(target: str, name: str, clients: Clients, seconds: float) -> He
         _mean_s(lone[0]),
         slowdowns,
         sum(per_reply[client] * _share_in(reply, *window) for client, each in beside.items() for reply in each)
-        / (3 * seconds),
+        / beside_s,
         sum(
             reply.status != 200
             for run in (alone, without, heap_alone, beside, lone)

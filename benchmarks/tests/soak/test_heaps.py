@@ -4,10 +4,14 @@ import contextlib
 import json
 import time
 
+import msgspec
 import pytest
 
 from http_servers import HttpServer
 from noria.errors import ConfigError
+from noria.frontend.jobs.inputs import JobRequestBody
+from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody
+from noria.protocol.request import ImageRequestBody
 from noria_bench.soak import heaps
 from noria_bench.soak.heap_options import HEAP_NAMES, HeapOptions
 
@@ -17,6 +21,9 @@ def server():
     """A request takes 10 ms, one of the heap 500 ms; beside the heap, 400 ms."""
 
     def answer(request):
+        if request.command == "DELETE":
+            server.num_cancelled += 1
+            return request.send({"id": "a", "status": "canceled"})
         if request.command == "GET":
             is_done = time.monotonic() >= server.jobs["a"]
             return request.send({"id": "a", "status": "succeeded" if is_done else "processing"})
@@ -34,7 +41,7 @@ def server():
         return request.send({}, 429 if body.get("prompt") == "fails" else 200)
 
     with HttpServer(answer) as server:
-        server.num_heap, server.jobs, server.bodies = 0, {}, []
+        server.num_heap, server.num_cancelled, server.jobs, server.bodies = 0, 0, {}, []
         yield server
 
 
@@ -58,9 +65,26 @@ def test_requests_are_of_one_image_where_a_server_takes_no_more(server):
     assert server.bodies and all("n" not in body for body in server.bodies)
 
 
+BODIES = {"/t2i": ImageRequestBody, "/v1/jobs": JobRequestBody, "/v1/embeddings": EmbeddingsRequestBody}
+
+
+@pytest.mark.parametrize("load", [load for heap in heaps.HEAPS.values() for load in (heap.heap, heap.small)])
+def test_routes_take_the_bodies_of_all_loads(load):
+    body = msgspec.convert(dict(load.body), BODIES[load.path])
+    if load.is_of_jobs:
+        msgspec.convert(body.input, ImageRequestBody)
+
+
+def test_the_small_clients_go_on_until_the_heap_is_done(server):
+    loads = {0: heaps.HEAPS["long"].small, 7: heaps.HEAPS["long"].heap}
+    replies = clients(server).run(loads, 0.1)
+    assert replies[0][-1].done_s >= replies[7][-1].done_s
+
+
 def test_a_job_takes_until_it_has_succeeded(server):
-    (replies,) = clients(server).run({7: heaps.HEAPS["jobs"].heap}, 0.05).values()
+    (replies,) = clients(server).run({7: heaps.HEAPS["jobs"].heap}, 0.5).values()
     assert {reply.status for reply in replies} == {200} and min(reply.latency_s for reply in replies) >= 0.1
+    assert server.num_cancelled == heaps.HEAPS["jobs"].heap.connections
 
 
 def test_what_was_measured_is_written_and_rejected_requests_count(server, monkeypatch, tmp_path, capsys):
