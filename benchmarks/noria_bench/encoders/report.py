@@ -9,6 +9,7 @@ from noria_bench.encoders.plots import plot_latency, plot_throughput
 from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun
 from noria_bench.encoders.summary import best_rates, load_title, loads_of, measured, median, paired_ratios, targets_of
 from noria_bench.reports.plots.styles import report_style
+from noria_bench.reports.provenance_text import noria_text
 from noria_bench.reports.result_report import heading
 from noria_bench.reports.table import (
     MISSING,
@@ -199,7 +200,7 @@ def _conditions(result: EncodersResult) -> list[str]:
     provenance, machine = result.provenance, result.provenance["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
     lines = [
-        f"{machine['cores']} cores of {machine['cpu']}, noria {provenance['noria']} at {provenance['commit']}, "
+        f"{machine['cores']} cores of {machine['cpu']}, {noria_text(provenance)}, "
         f"{provenance['date']}, load before {machine['load_average_before']:.2f}; Python {provenance['python']}; "
         f"{versions}.",
         f"Command: `{escape_markdown(provenance['command'])}`. Model {result.model['name']}, at most "

@@ -28,9 +28,15 @@ def result_line(result: Mapping[str, Any]) -> str:
     """Machine, commit, day and load of a bench whose result is one JSON document."""
     machine = result["machine"]
     return (
-        f"{machine['cores']} cores of {machine['cpu']}, noria {result['noria']} at {result['commit']}, "
+        f"{machine['cores']} cores of {machine['cpu']}, {noria_text(result)}, "
         f"{result['date'][:10]}; load before {machine['load_average_before']:.1f}."
     )
+
+
+def noria_text(provenance: Mapping[str, Any]) -> str:
+    """Return the version of Noria, and its commit if it ran from a clone."""
+    commit = provenance.get("commit")
+    return f"noria {provenance.get('noria', '?')}" + (f" at {commit}" if commit else "")
 
 
 def _origin_text(run: BenchRun) -> str:
@@ -40,7 +46,7 @@ def _origin_text(run: BenchRun) -> str:
         f"{machine.get('cores', '?')} cores of {machine.get('cpu', 'an unnamed CPU')}",
         _memory_text(machine),
         *(f"{name} {value}" for name, value in machine.items() if name not in _SPECIAL_MACHINE_FIELDS and value),
-        f"noria {provenance.get('noria', '?')} at {provenance.get('commit') or 'no commit'}",
+        noria_text(provenance),
         f"Python {provenance.get('python', '?')}",
         versions,
         f"model {run.model.get('name', '?')}",

@@ -13,6 +13,7 @@ from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.html_page import html_document, html_figure, html_table
 from noria_bench.reports.plots.styles import report_style, save_figure
 from noria_bench.reports.plots.target_plots import Plot, set_plain_second_ticks
+from noria_bench.reports.provenance_text import noria_text
 from noria_bench.reports.table import MISSING, Table, format_share
 from noria_bench.simulator.study import Result
 
@@ -92,7 +93,7 @@ def write_page(
     folder.mkdir(parents=True, exist_ok=True)
     contents = collect_provenance() | {"rows": rows}
     (folder / "results.json").write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-    origin = f"{contents['command']}; noria {contents['noria']} at {contents['commit']}; {contents['date']}"
+    origin = f"{contents['command']}; {noria_text(contents)}; {contents['date']}"
     parts = [
         *(f'<p class="traffic">{html.escape(line)}</p>' for line in lines),
         html_table(table, title, "h2"),

@@ -6,7 +6,7 @@ from synthetic_runs import CLOSED, PROVENANCE, record, run
 from noria_bench.measurement.runs import ImageCheck, ResourceUsage, Traffic
 from noria_bench.reports.comparison_tables import overview_table, performance_table, reference_table, resource_table
 from noria_bench.reports.goals import goals_of
-from noria_bench.reports.provenance_text import provenance_lines, traffic_lines
+from noria_bench.reports.provenance_text import noria_text, provenance_lines, traffic_lines
 from noria_bench.reports.run_groups import group_runs, variant_numbers
 from noria_bench.reports.table import Table
 
@@ -266,6 +266,7 @@ def test_provenance_has_machine_commit_versions_command_date_and_load():
     ):
         assert part in line
     assert "2026-11-21 12:00 UTC to 2026-11-21 13:30 UTC; load before 0.25 to 0.50" in line
+    assert noria_text(PROVENANCE | {"commit": None}) == "noria 0.1.0"  # of a wheel
 
 
 def test_runs_of_two_machines_have_a_warning():
