@@ -49,7 +49,7 @@ class Fixture:
         with RequestVersions(key, is_sticky=is_sticky) as versions:
             versions.override = override
             chosen = self.chooser.choose(CONTROL, versions)
-            versions.record("tiny", outcome, seconds=0.25, shape="small")
+            versions.record("tiny", outcome, seconds=0.25, shape=lambda: "small")
         return chosen.fingerprint
 
 
@@ -112,7 +112,7 @@ def test_while_all_engines_restart_requests_have_their_versions_and_nothing_is_c
     for number, version in enumerate(chosen):
         with RequestVersions(str(number)) as versions:
             assert chooser.choose(CONTROL, versions).fingerprint == version
-            versions.record("tiny", "error", seconds=0.0, shape="small")
+            versions.record("tiny", "error", seconds=0.0, shape=lambda: "small")
         assert versions.choice.target.fingerprint == version
     assert chooser.take_ended() == ()
 
@@ -122,7 +122,7 @@ def test_what_answers_in_place_of_the_control_is_named_and_not_compared(fixture:
     for number in range(40):
         with RequestVersions(str(number)) as versions:
             chosen = fixture.chooser.choose(other, versions)
-            versions.record("tiny", "error", seconds=1.0, shape="")
+            versions.record("tiny", "error", seconds=1.0, shape=lambda: "")
         assert versions.choice.target == (target(2, CANARY) if chosen is CANARY else None)
     assert fixture.chooser.take_ended() == ()
 
@@ -132,7 +132,7 @@ def test_a_request_counts_once_and_then_delays_no_window(fixture: Fixture) -> No
         fixture.chooser.choose(CONTROL, versions)
         fixture.now += WINDOW_S
         for _ in range(3):
-            versions.record("tiny", "ok", seconds=1.0, shape="")
+            versions.record("tiny", "ok", seconds=1.0, shape=lambda: "")
             assert fixture.chooser.first_open_window() == 100 // WINDOW_S
         versions.answer()
         assert fixture.chooser.first_open_window() == 100 // WINDOW_S + 1
@@ -157,7 +157,7 @@ def test_outcomes_are_counted_in_the_window_of_the_admission(fixture: Fixture) -
         fixture.now += 3 * WINDOW_S
         fixture.answer("fails", outcome="error")
         assert fixture.chooser.first_open_window() == 100 // WINDOW_S
-        versions.record("tiny", "ok", seconds=6.0, shape="large")
+        versions.record("tiny", "ok", seconds=6.0, shape=lambda: "large")
     first, second = sorted(fixture.chooser.take_ended(), key=lambda report: report.window)
     assert (first.window, second.window) == (100 // WINDOW_S, 100 // WINDOW_S + 3)
     assert (first.deployment, first.canary.n, first.canary.errors) == (2, 1, 0)
@@ -223,7 +223,7 @@ def test_an_error_counts_for_the_version_that_causes_it(
     with RequestVersions("key") as versions:
         fixture.chooser.choose(CONTROL, versions)
         if recorded:
-            versions.record("tiny", recorded, seconds=1.0, shape="")
+            versions.record("tiny", recorded, seconds=1.0, shape=lambda: "")
         versions.error = error
     arms = [report.canary for report in fixture.chooser.take_ended()]
     assert [(arm.n, arm.errors, arm.rejections) for arm in arms] == ([counted] if counted != NOTHING else [])
@@ -245,7 +245,7 @@ def test_the_outcome_of_a_stream_counts_after_its_response_has_begun(fixture: Fi
         fixture.chooser.choose(CONTROL, versions)
         versions.answer()
         assert fixture.chooser.take_ended() == ()
-        versions.record("tiny", "error", seconds=1.0, shape="")
+        versions.record("tiny", "error", seconds=1.0, shape=lambda: "")
         (report,) = fixture.chooser.take_ended()
     assert report.control.errors + report.canary.errors == 1
 
@@ -255,7 +255,7 @@ def test_a_model_is_not_blamed_for_the_error_of_another(fixture: Fixture) -> Non
     with RequestVersions("key") as versions:
         for model, outcome in ((CONTROL, "ok"), (other, "error")):
             fixture.chooser.choose(model, versions)
-            versions.record(model.name, outcome, seconds=1.0, shape="")
+            versions.record(model.name, outcome, seconds=1.0, shape=lambda: "")
         versions.error = GenerationFailed("")
     (report,) = fixture.chooser.take_ended()
     both = report.control.merge(report.canary)

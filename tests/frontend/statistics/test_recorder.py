@@ -166,7 +166,7 @@ def test_the_first_value_of_a_request_is_counted_for_the_judge():
             chooser.choose(control, versions)
             guarded = ("guarded", 0.7), ("guarded", 5.0), ("guarded", math.nan)
             record(statistics, "tiny", *guarded, versions=versions)
-            versions.record("tiny", "ok", seconds=1.0, shape="")
+            versions.record("tiny", "ok", seconds=1.0, shape=lambda: "")
             record(
                 statistics, "endpoint", ("named", "late"), versions=versions
             )  # code of an endpoint, after the model has answered

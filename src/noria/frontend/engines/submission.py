@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self, TypeVar
 
 import msgspec
@@ -156,7 +156,7 @@ class RequestOutcome:
         versions: RequestVersions | None = None,
         *,
         has_deadline: bool = False,
-        shape: str = "",
+        shape: Callable[[], str] = str,
     ) -> None:
         self._model, self._log_record, self._versions, self._has_deadline = model, log_record, versions, has_deadline
         self.shape = shape  # requests of the same shape take equally long; it may be set later, too

@@ -94,16 +94,17 @@ class RequestVersions:
         self._choices[choice.endpoint] = self.choice = choice
         self._has_open |= choice.is_open
 
-    def record(self, endpoint: str, outcome: Outcome, *, seconds: float, shape: str) -> None:
+    def record(self, endpoint: str, outcome: Outcome, *, seconds: float, shape: Callable[[], str]) -> None:
         """Note what the model did of the request, if it takes part in a canary; the first time counts.
 
-        Only equal shapes are compared. It is counted when the response begins, since that may be an error yet: of code
-        that runs after the model.
+        Only requests of the same `shape` are compared; without a canary it is not asked for. The request is counted
+        when the response begins, since that may be an error yet: of code that runs after the model.
         """
         choice = self._choices.get(endpoint)
         if choice is None or self.chooser is None or choice.outcome is not None:
             return
-        choice.outcome, choice.seconds, choice.shape = outcome, seconds, shape
+        choice.outcome, choice.seconds = outcome, seconds
+        choice.shape = shape() if choice.is_open else ""
         if self.is_answered:
             self.chooser.answer(choice, None)
 

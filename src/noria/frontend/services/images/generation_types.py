@@ -48,7 +48,6 @@ class ImageTask:
     data: bytes | None  # the pixels of its images, as the engine gets them
     paste: Paste | None = None  # None: the images are the result
 
-    @property
     def shape(self) -> str:
         """The shape by which the judge of a canary compares times; empty of a job, which is not judged."""
         return ""
@@ -62,7 +61,6 @@ class AdmittedRequest(ImageTask):
     body: ImageRequestBody  # as the client sent it, without images
     images: RequestImageFacts  # facts about the images of its body
 
-    @property
     def shape(self) -> str:
         """How much work the client asked for. A version's own defaults are no part: they are what is judged."""
         body, payload = self.body, self.request.payload

@@ -162,7 +162,7 @@ class EncodingService:
                 tokenized = time.perf_counter()
                 payload = make_payload(texts, spec, settings)
                 check_size(payload, spec, is_dense=settings.is_dense)
-                request_outcome.shape = _shape(num_texts, payload.num_tokens)
+                request_outcome.shape = functools.partial(_shape, num_texts, payload.num_tokens)
                 deadline_s = None if deadline_ms is None else max(deadline_ms / 1000 - (tokenized - started), 0.001)
                 log_record.add(
                     num_tokens=payload.num_tokens,
