@@ -266,7 +266,7 @@ def test_provenance_has_machine_commit_versions_command_date_and_load():
     ):
         assert part in line
     assert "2026-11-21 12:00 UTC to 2026-11-21 13:30 UTC; load before 0.25 to 0.50" in line
-    assert noria_text(PROVENANCE | {"commit": None}) == "noria 0.1.0"  # of a wheel
+    assert noria_text(PROVENANCE | {"commit": None}) == "noria 0.1.0"  # from a wheel
 
 
 def test_runs_of_two_machines_have_a_warning():
