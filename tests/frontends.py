@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ def serving(
     restart_wait_s: float = 60.0,
     name: str = "front end",
     routes: Routes = Routes(),  # noqa: B008 - immutable
+    checkpoints: Sequence[str] = (),
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     """A front end's address and its server, which stops at the end of the context or when `should_exit` is set.
 
@@ -52,16 +53,22 @@ def serving(
     """
     with tempfile.TemporaryDirectory(prefix="noria-data") as data_dir:
         own = config if config.data_dir != "auto" else msgspec.structs.replace(config, data_dir=data_dir)
-        with _serving(own, engine, tracer, restart_wait_s, name, routes) as served:
+        with _serving(own, engine, tracer, restart_wait_s, name, routes, checkpoints) as served:
             yield served
 
 
 @contextlib.contextmanager
 def _serving(
-    config: Config, engine: FakeEngine, tracer: Tracer, restart_wait_s: float, name: str, routes: Routes
+    config: Config,
+    engine: FakeEngine,
+    tracer: Tracer,
+    restart_wait_s: float,
+    name: str,
+    routes: Routes,
+    checkpoints: Sequence[str],
 ) -> Iterator[tuple[str, uvicorn.Server]]:
     engine_pool = EnginePool([engine.address], restart_wait_s=restart_wait_s)
-    app = build_app(config, engine_pool, tracer=tracer, load_tokenizer=FakeTokenizer)
+    app = build_app(config, engine_pool, tracer=tracer, load_tokenizer=FakeTokenizer, checkpoints=checkpoints)
     app.state.submission.versions.follow(routes)
     server = http_server(app, config.frontend)
     with open_listeners(msgspec.structs.replace(config.frontend, port=0)) as (listener, *_):

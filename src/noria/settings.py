@@ -47,6 +47,7 @@ OTHER_NAMES = {
     "max_num_seqs": "engine.slots", "batch_size": "engine.slots", "max_batch_size": "engine.slots",
     "lora": "engine.loras", "controlnet": "engine.controlnets", "max_queue": "engine.queue_limit",
     "model_id": "model", "model_name": "model", "model_path": "model", "checkpoint": "model", "ckpt": "model",
+    "ckpt_dir": "engine.checkpoints", "checkpoint_dir": "engine.checkpoints",
     "models": "additional_models", "verbose": "log_level", "quiet": "log_level", "debug": "log_level",
     "loglevel": "log_level", "otlp_endpoint": "traces_endpoint", "data": "data_dir",
 }  # fmt: skip

@@ -15,6 +15,7 @@ SHARED = RegistryConfig(database="postgresql://db/noria")
     ("config", "setting"),
     [
         (Config(engine=EngineConfig(devices=("cuda:0", "cuda:1"))), "engine.devices"),
+        (Config(registry=NO_DEPLOYMENTS, engine=EngineConfig(checkpoints="models")), "engine.checkpoints"),
         (Config(), "registry.database"),
         (Config(registry=SHARED), "jobs.database"),
         (Config(registry=NO_DEPLOYMENTS, cluster=ClusterConfig(frontend_replicas=2)), "jobs.database"),

@@ -9,6 +9,7 @@ import pytest
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
+from noria.engine import mounting
 from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.multi_model import MultiModelExecutor
@@ -21,6 +22,7 @@ from noria.protocol.messages import (
     EngineState,
     Failed,
     Finished,
+    HandedOver,
     Hello,
     ImageDone,
     Mount,
@@ -354,3 +356,45 @@ def test_the_thread_ends_if_neither_model_can_be_loaded(harness):
     harness.client.send(Mount("a", NEWER, (FAKE_MODEL.key,)))
     wait_until(lambda: harness.loads == [NEWER.key, FAKE_MODEL.key])
     wait_until(lambda: not any(thread.name == "mounter" for thread in threading.enumerate()))  # which ends an engine
+
+
+def mount(harness, spec, max_loaded):
+    """Mount a checkpoint; return the error."""
+    harness.client.send(Mount(spec.name, spec, max_loaded=max_loaded))
+    while not isinstance(message := harness.client.receive()[0], MountResult):
+        assert isinstance(message, EngineState | ImageDone | Finished)
+    return message.error
+
+
+def test_checkpoints_make_room_for_each_other_idle_ones_first_then_by_their_last_use(harness, monkeypatch):
+    monkeypatch.setattr(mounting, "_MIN_STAY_S", 0.0)
+    first, second, third, fourth = (msgspec.structs.replace(FAKE_MODEL, name=name) for name in "abcd")
+    assert [mount(harness, spec, 2) for spec in (first, second)] == ["", ""]
+    harness.generate(request("1", first))
+    assert mount(harness, third, 2) == ""
+    assert harness.released == [second.key]
+    harness.client.send(request("late", second))
+    (moved,) = harness.client.receive()
+    assert isinstance(moved, HandedOver)  # a front end has it loaded again
+    device = harness.devices[first.key]
+    device.began.clear()
+    device.may_step.clear()
+    harness.client.send(request("running", first))
+    assert device.began.wait(TIMEOUT_S)
+    harness.client.send(request("newer", third), Mount("d", fourth, max_loaded=2))
+    (state,) = harness.client.receive()
+    assert state.models == (FAKE_MODEL, first)
+    device.may_step.set()
+    ended = {each.attempt_id for each in harness.client.receive(6) if isinstance(each, Finished)}
+    assert (ended, harness.released) == ({"running", "newer"}, [second.key, third.key])
+    assert harness.receiver.models == (FAKE_MODEL, first, fourth)
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(harness, monkeypatch):
+    monkeypatch.setattr(mounting, "_MIN_STAY_S", 0.0)
+    assert mount(harness, OTHER, 1) == ""
+    harness.failure, harness.failures_left = ModelError("it is damaged."), 1
+    assert mount(harness, NEWER, 1) == "it is damaged."
+    harness.generate(request("still"))
+    assert mount(harness, NEWER, 1) == ""
+    assert harness.receiver.models == (FAKE_MODEL, NEWER)

@@ -39,6 +39,7 @@ from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until_async
 
 ENDPOINT = "tiny"
+CHECKPOINTS = ("checkpoint",)
 CANARY = RampPlan((10.0,))
 
 
@@ -67,7 +68,9 @@ class Server:
         return open_registry_database("auto", self.file.parent)
 
     async def start(self, engines: list[FakeEngine]) -> None:
-        self.engines = [MountClient(f"engine-{i}", each.address, "diffusion") for i, each in enumerate(engines)]
+        self.engines = [
+            MountClient(f"engine-{i}", each.address, "diffusion", others=CHECKPOINTS) for i, each in enumerate(engines)
+        ]
         self.tasks = [asyncio.create_task(engine.run()) for engine in self.engines]
         await wait_until_async(lambda: all(engine.is_ready for engine in self.engines))
         self.start_registrar("first")
@@ -79,7 +82,9 @@ class Server:
         routes = read_routes(self.file)
         clock = lambda: self.now  # noqa: E731
         publish = functools.partial(write_routes, self.file)
-        self.deployer = Deployer([self.configured], self.engines, self.registry, publish, routes, clock, clock)
+        self.deployer = Deployer(
+            [self.configured], self.engines, self.registry, publish, routes, clock, clock, checkpoints=CHECKPOINTS
+        )
 
     async def stop(self) -> None:
         await self.deployer.close()
@@ -507,6 +512,27 @@ def test_a_version_that_jobs_need_is_kept_and_loaded_again(tmp_path: pathlib.Pat
         jobs.cancel(record.id, server.now)
         await server.poll_until(lambda: server.held() == {new})
         jobs.close()
+
+    run(scenario, tmp_path, folders)
+
+
+def test_checkpoints_that_front_ends_have_loaded_are_left_to_them(
+    tmp_path: pathlib.Path, folders: list[pathlib.Path]
+) -> None:
+    async def scenario(server: Server, engines: list[FakeEngine]) -> None:
+        (name,) = CHECKPOINTS
+        frontend = MountClient("engine-0", engines[0].address, "diffusion")
+        server.tasks.append(asyncio.create_task(frontend.run()))
+        await wait_until_async(lambda: frontend.is_ready)
+        assert await frontend.mount(msgspec.structs.replace(server.configured, name=name)) == ""
+        number, old = deploy(server), server.configured.fingerprint
+        await server.poll_until(lambda: old not in server.held())
+        await server.poll_until(lambda: server.state(number) == "serving")
+        await wait_until_async(lambda: {spec.name for spec in frontend.models} == {ENDPOINT, name})
+        taken = server.store.deploy(name, "shapes@2", None, JudgeSettings(), server.change())[0].id
+        await server.poll_until(lambda: server.state(taken) == "failed")
+        assert "name of a file in engine.checkpoints" in server.store.find(taken).last_change.why
+        assert name in {spec.name for spec in frontend.models}
 
     run(scenario, tmp_path, folders)
 

@@ -7,7 +7,7 @@ import pytest
 from noria.config import Config, EndpointConfig, EngineConfig
 from noria.errors import ConfigError
 from noria.settings import load
-from noria.supervisor.served_models import IMAGE_NICENESS, divide_cores, endpoint_models, open_models
+from noria.supervisor.served_models import IMAGE_NICENESS, divide_cores, endpoint_models, open_checkpoints, open_models
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL
 
@@ -24,6 +24,20 @@ def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
 def test_a_vae_needs_a_model_in_a_single_file():
     with pytest.raises(ConfigError, match=r"engine\.vae is 'a\.safetensors', but no model is a single file"):
         open_models(Config(engine=EngineConfig(vae="a.safetensors")))
+
+
+def test_checkpoints_need_an_engine_for_images_and_names_of_their_own(tmp_path, tiny_folder, caplog):
+    for name in ("tiny", "other"):
+        (tmp_path / name).symlink_to(tiny_folder)
+    (tmp_path / "lora.safetensors").write_bytes(b"no header")
+    config = Config(engine=EngineConfig(checkpoints=str(tmp_path)))
+    with pytest.raises(ConfigError, match="no model is for images"):
+        open_checkpoints(config, [FAKE_ENCODER])
+    with pytest.raises(ConfigError, match="tiny would be called 'tiny', as a model or an endpoint is"):
+        open_checkpoints(config, [FAKE_MODEL])
+    (tmp_path / "tiny").unlink()
+    assert open_checkpoints(config, [FAKE_MODEL]) == ("other",)
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["not served"]
 
 
 @pytest.mark.parametrize(

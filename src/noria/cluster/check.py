@@ -9,8 +9,9 @@ from noria.errors import ConfigError, short_repr
 def check_servable(config: Config, num_nodes: int) -> Config:
     """Return the configuration as replicas on so many nodes use it: each model once, and no gRPC.
 
-    Raises ConfigError: an engine would have several devices, or replicas on several nodes a database that one node has,
-    or metrics an address of their own, Ray's proxy would leave TLS out, or the range of engines is none.
+    Raises ConfigError: an engine would have several devices, or checkpoints on demand, or replicas on several nodes a
+    database that one node has, or metrics an address of their own, Ray's proxy would leave TLS out, or the range of
+    engines is none.
     """
     if len(config.engine.devices) != 1:
         raise ConfigError(
@@ -46,6 +47,11 @@ def check_servable(config: Config, num_nodes: int) -> Config:
         raise ConfigError(
             f"setting cluster.engine_replicas is {config.cluster.engine_replicas!r}; the first number is the fewest "
             "engines, at least 1, and the second the most."
+        )
+    if config.engine.checkpoints:
+        raise ConfigError(
+            f"setting engine.checkpoints is {short_repr(config.engine.checkpoints)}; on Ray each engine has one model. "
+            "Leave it out, and name the models in additional_models."
         )
     sources = tuple(dict.fromkeys([config.model, *config.additional_models]))
     frontend = msgspec.structs.replace(config.frontend, grpc_port=0)  # Ray's proxy is the only way to front ends

@@ -283,6 +283,22 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "docs/models.md"
         ),
     ] = ()
+    checkpoints: Annotated[
+        str,
+        Meta(
+            description="folder of image models beside the others, single files and folders in diffusers format: each "
+            "is a model by its name, loaded when a request names it: docs/models.md"
+        ),
+    ] = ""
+    max_checkpoints_loaded: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="models of `checkpoints` on a device at most; for a further one, that which was used least "
+            "recently is unloaded",
+        ),
+    ] = 1
     safety_classifiers: Annotated[
         tuple[str, ...],
         Meta(

@@ -24,6 +24,7 @@ from noria.errors import InvalidField
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.messages import EngineLoad, Failed
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.transport import ClientId, EngineChannel
 
 LOAD_INTERVAL_S = 0.5
@@ -59,7 +60,7 @@ class BaseEngine(abc.ABC):
         self._client_by_attempt: dict[str, ClientId] = {}
         self._last_load: tuple[float, EngineLoad | None] = (-math.inf, None)
         self._metrics = EngineMetrics(name, runtime.executor, num_slots, runtime.slots_source)
-        self._mounter = ModelMounter(receiver, runtime, lambda *item: self._sender.outbox.put(item))
+        self._mounter = ModelMounter(receiver, runtime, lambda *item: self._sender.outbox.put(item), self._uses)
         self._changes: list[ChangeModelCommand] = []  # that wait for the last requests of their models
         self._lock = threading.Lock()  # guards the loop, the views and all that follows from them
         self._wakes_at = math.inf  # when `run` stops to wait for a command, in monotonic seconds
@@ -71,6 +72,9 @@ class BaseEngine(abc.ABC):
     @abc.abstractmethod
     def _advance(self) -> None:
         """Do the work that can be done now."""
+
+    def _uses(self, model: ModelKey) -> bool:
+        return self._loop.uses(model)
 
     def run(self) -> None:
         """Serve until `stop`; then hand over what is left."""

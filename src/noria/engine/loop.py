@@ -159,8 +159,8 @@ class RequestLoop(Generic[RequestT]):
         return self._requests[attempt_id]
 
     def uses(self, model: ModelKey) -> bool:
-        """Whether a request of this model has not ended."""
-        return any(prepared.batch_key.model == model for prepared in self._requests.values())
+        """Whether a request of this model has not ended. May be called by any thread."""
+        return any(prepared.batch_key.model == model for prepared in list(self._requests.values()))
 
     def _report_progress(self, attempt_ids: Iterable[str], now: float) -> None:
         for attempt_id, progress in self.scheduler.progress(attempt_ids, now).items():

@@ -1,9 +1,10 @@
 """The thread that changes an engine's models while it serves: one `Mount` or `Unmount` after the other.
 
 A model is loaded, warmed up and tested beside those that serve, on this thread and on ones that it starts. Where memory
-does not hold both, a mount may replace models: they are released first, and loaded again if it fails. The loop's
-thread makes it serve, or releases it, between two iterations: nothing else may change what its plans use. The thread
-has no timer of the watchdog, so that a long load is no hang.
+does not hold both, a mount may replace models: they are released first, and loaded again if it fails. Checkpoints make
+room for each other: idle ones are released first, and loaded again when they are asked for. The loop's thread makes a
+model serve, or releases it, between two iterations: nothing else may change what its plans use. The thread has no timer
+of the watchdog, so that a long load is no hang.
 
 If a load ends the process, the next one has the models of the configuration, and clients hear no result; what was
 mounted must be mounted again. The crash journal lists no request meanwhile, so none is blamed
@@ -29,6 +30,9 @@ from noria.protocol.transport import ClientId
 
 _log = logging.getLogger("noria.engine")
 
+_MIN_STAY_S = 1.0
+"""How long a checkpoint stays at least, so that those that have waited for it have sent their requests."""
+
 
 class ModelMounter(threading.Thread):
     """Makes the changes of `receiver.changes` in order, and answers each with `MountResult`.
@@ -37,11 +41,18 @@ class ModelMounter(threading.Thread):
     """
 
     def __init__(
-        self, receiver: RequestReceiver, runtime: AnyRuntime, on_result: Callable[[ClientId, MountResult], None]
+        self,
+        receiver: RequestReceiver,
+        runtime: AnyRuntime,
+        on_result: Callable[[ClientId, MountResult], None],
+        is_in_use: Callable[[ModelKey], bool],
     ) -> None:
-        """`on_result` sends a result, after those of the requests that ended before."""
+        """`on_result` sends a result, after those of the requests that ended before. `is_in_use` is called by this
+        thread, with a model; it returns whether a request of it has not ended.
+        """
         super().__init__(name="mounter", daemon=True)
-        self._receiver, self._runtime, self._on_result = receiver, runtime, on_result
+        self._receiver, self._runtime, self._on_result, self._is_in_use = receiver, runtime, on_result, is_in_use
+        self._loaded_at: dict[ModelKey, float] = {}  # when each checkpoint was loaded, in monotonic seconds
         self._kind = receiver.models[0].kind
         self._stopped = threading.Event()
         self._pending: Future[None] = Future()  # what the loop's thread is to do
@@ -53,8 +64,8 @@ class ModelMounter(threading.Thread):
             error = ""
             try:
                 match message:
-                    case Mount(model=spec, replaces=replaces):
-                        self._mount(spec, replaces)
+                    case Mount(model=spec, replaces=replaces, max_loaded=max_loaded):
+                        self._mount(spec, replaces, max_loaded)
                     case Unmount(name=name, version=version):
                         self._unmount(ModelKey(name, version))
             except SetupError as failure:
@@ -69,7 +80,7 @@ class ModelMounter(threading.Thread):
         self._receiver.changes.put(None)
         self._pending.cancel()
 
-    def _mount(self, spec: AnyModelSpec, replaces: Collection[ModelKey]) -> None:
+    def _mount(self, spec: AnyModelSpec, replaces: Collection[ModelKey], max_loaded: int | None) -> None:
         """Load a model unless it is held; raises SetupError, after which the models are as before."""
         held = self._receiver.models
         if any(each.key == spec.key for each in held):
@@ -80,10 +91,28 @@ class ModelMounter(threading.Thread):
                 f"mount it in an engine of its kind."
             )
         replaced = [each for each in held if each.key in replaces]
-        if replaced:
+        if max_loaded is not None:
+            self._make_room(max_loaded - 1)
+            self._receiver.checkpoints_used[spec.key] = time.monotonic()
+            self._add(spec)
+            self._loaded_at[spec.key] = time.monotonic()
+        elif replaced:
             self._swap(spec, replaced)
         else:
             self._add(spec)
+
+    def _make_room(self, num_kept: int) -> None:
+        """Release checkpoints but for so many, when their requests have ended.
+
+        Idle ones are released first, and of these the least recently used.
+        """
+        used = self._receiver.checkpoints_used
+        held = [spec.key for spec in self._receiver.models if spec.key in used]
+        held.sort(key=lambda key: (self._is_in_use(key), used[key]))
+        for key in held[: max(len(held) - num_kept, 0)]:
+            if self._stopped.wait(max(self._loaded_at[key] + _MIN_STAY_S - time.monotonic(), 0.0)):
+                raise CancelledError
+            self._unmount(key)
 
     def _swap(self, spec: AnyModelSpec, replaced: Sequence[AnyModelSpec]) -> None:
         """Load a model instead of others. If these cannot be loaded again, the thread ends, and with it the engine."""

@@ -91,6 +91,8 @@ class RequestReceiver:
         self.commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         # What clients want of the mounter; None ends it.
         self.changes: queue.SimpleQueue[tuple[ClientId, Mount | Unmount] | None] = queue.SimpleQueue()
+        # When each checkpoint that is or was held got its last request, or was loaded, in monotonic seconds.
+        self.checkpoints_used: dict[ModelKey, float] = {}
         self._channel, self._models, self._device = channel, tuple(models), device
         self._replaced: tuple[AnyModelSpec, ...] = ()
         self._previous_exit: ExitCause = previous_exit
@@ -259,7 +261,9 @@ class RequestReceiver:
         self, client: ClientId, request: AnyRequest, data: memoryview | None, resumption: Resumption | None = None
     ) -> None:
         executor, arrived, spec = self._executor, time.monotonic(), self._find_model(request)
-        if executor is not None and spec is None and resumption is not None:  # it left while the request was under way
+        wanted = ModelKey(request.model, request.model_version)
+        may_have_left = resumption is not None or wanted in self.checkpoints_used  # while the request was under way
+        if executor is not None and spec is None and may_have_left:
             self._send_unserved(client, HandedOver(request.attempt_id), arrived)
             return
         if executor is None or spec is None:
@@ -271,6 +275,8 @@ class RequestReceiver:
             failed = Failed(request.attempt_id, EngineUnavailable.code, missing, retry_after_s=2.0)
             self._refuse(client, request, arrived, failed)
             return
+        if wanted in self.checkpoints_used:
+            self.checkpoints_used[wanted] = arrived
         if request.model_version != spec.fingerprint:
             request = msgspec.structs.replace(request, model_version=spec.fingerprint)
         if not executor.is_compiled(request):

@@ -30,6 +30,7 @@
     │   ├── RateLimited                  429  a limit of the API key, or of one client's share, is reached; retry later
     │   ├── DeadlineUnmeetable           429  the deadline cannot be met; retry later, or allow more time
     │   ├── EngineUnavailable            503  no engine is ready; retry
+    │   ├── ModelNotLoaded               503  a checkpoint cannot be opened or loaded; the next request tries again
     │   ├── EngineLost                   503  the engine exited with the request in flight, and none came back; retry
     │   ├── EngineCrashed                500  the request crashed the engine twice; do not retry
     │   ├── JobsUnavailable              503  the database or the results folder does not answer; retry
@@ -219,6 +220,10 @@ class DeadlineUnmeetable(ServingError, code="deadline_unmeetable", http_status=4
 
 class EngineUnavailable(ServingError, code="engine_unavailable", http_status=503, retryable=True):
     """No engine is ready: still loading, or being restarted."""
+
+
+class ModelNotLoaded(ServingError, code="model_not_loaded", http_status=503, retryable=True):
+    """A checkpoint of `engine.checkpoints` could not be opened or loaded; the next request for it tries again."""
 
 
 class EngineLost(ServingError, code="engine_lost", http_status=503, retryable=True):

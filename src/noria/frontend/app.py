@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from noria.frontend.access.auth import ClientDirectory
 from noria.frontend.access.key_reload import follow_keys
 from noria.frontend.access.rejection_log import RejectionLog
 from noria.frontend.access.request_origin import RequestOriginCheck
+from noria.frontend.engines.checkpoints import Checkpoints
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.submission import Submission
 from noria.frontend.http.body import JsonBodyReader
@@ -82,6 +83,7 @@ def build_app(
     statistics: StatisticsRecorder | None = None,
     metrics_targets: Callable[[], object] | None = None,
     read_statistics: ReadSnapshot | None = None,
+    checkpoints: Sequence[str] = (),
 ) -> Starlette:
     """Return the application in front of `engine_pool`. Its lifespan connects the pool and runs the jobs.
 
@@ -97,12 +99,14 @@ def build_app(
     `statistics` counts the variables of `config.statistics`; by default one is made.
     `metrics_targets` returns the answer to GET /metrics/targets; None: there is no such route.
     `read_statistics` reads what the registrar has counted; None: from the file in this data folder.
+    `checkpoints` are the names of what can be loaded from `config.engine.checkpoints`.
 
     Raises ConfigError: the file of API keys is invalid, or variables of `config.statistics` are not allowed.
     """
     keys = read_keys(config.frontend.api_keys_file)
     clients, uploads = ClientDirectory(keys, num_frontends, config.frontend.client_header), UploadedImages()
-    statistics, submission = statistics or StatisticsRecorder(config.statistics), Submission(engine_pool)
+    submission = Submission(engine_pool, Checkpoints(engine_pool, config.engine, checkpoints))
+    statistics = statistics or StatisticsRecorder(config.statistics)
     generation_service = GenerationService(
         submission,
         config.frontend,
@@ -120,7 +124,7 @@ def build_app(
         statistics,
         generation_service.upload_threads,
     )
-    open_inference = OpenInferenceService(encoding_service)
+    open_inference, rejection_log = OpenInferenceService(encoding_service), RejectionLog(clients)
     endpoints = UserEndpoints(
         config.endpoints,
         endpoint_models,
@@ -130,7 +134,6 @@ def build_app(
         tracer,
         statistics,
     )
-    rejection_log = RejectionLog(clients)
     grpc_server = _grpc_server(open_inference, clients, rejection_log, config.frontend, tracer)
     running_jobs = RunningJobs(
         generation_service,

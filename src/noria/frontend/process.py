@@ -94,6 +94,7 @@ def run(task: FrontendTask) -> None:
         endpoint_models=task.endpoint_models,
         num_frontends=task.num_frontends,
         statistics=statistics,
+        checkpoints=task.checkpoints,
     )
     submission: Submission = app.state.submission
     submission.versions.configure(task.configured_versions)

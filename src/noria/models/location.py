@@ -70,7 +70,7 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
         raise ModelError(f"{short_repr(name)} is a URL; give {wanted}.")
     path = pathlib.Path(name).expanduser()
     if path.is_dir():
-        return _own_folder(path.resolve()), _name_of(path.resolve().name)
+        return _own_folder(path.resolve()), name_of(path.resolve().name)
     if path.exists():
         if path.suffix.lower() in SINGLE_FILES:
             return _convert(path.absolute(), engine)
@@ -109,21 +109,34 @@ def _advice(file: pathlib.Path) -> str:
     return "Checkpoints in a single file are served as .safetensors, and transformers also as .gguf."
 
 
-def _name_of(stem: str) -> str:
+def name_of(stem: str) -> str:
+    """Return the name of a model by that of its folder, or of its file without suffix."""
     name = re.sub(r"[^A-Za-z0-9_.+-]", "-", stem)[:128]
     return name if name.strip("-") else "model"
 
 
 def _convert(file: pathlib.Path, engine: EngineConfig) -> tuple[pathlib.Path, str]:
     from noria.models.diffusion.single_file.conversion import converted_folder  # with numpy: 0.1 s
-    from noria.models.diffusion.single_file.transformer_file import TransformerFile, read_single_file
 
     folders = cache_folder(engine.cache_dir, os.environ) / "checkpoints"
+    return converted_folder(file, folders.absolute(), *_parts_beside(file, engine)), name_of(file.stem)
+
+
+def check_single_file(file: pathlib.Path, engine: EngineConfig) -> None:
+    """Check by its header that a file can be converted, and is no refiner. Raises ModelError."""
+    from noria.models.diffusion.single_file.conversion import check_convertible
+
+    check_convertible(file, *_parts_beside(file, engine))
+
+
+def _parts_beside(file: pathlib.Path, engine: EngineConfig) -> tuple[str, list[str]]:
+    """Return the file of another VAE, or "", and the folders that have what the file may lack."""
+    from noria.models.diffusion.single_file.transformer_file import TransformerFile, read_single_file
+
     match = HUB_FILE.fullmatch(engine.vae)
     vae = str(download_file(*match.groups())) if match else engine.vae
     needs_parts = engine.parts and isinstance(read_single_file(file), TransformerFile)
-    parts = [str(_parts_folder(each)) for each in engine.parts] if needs_parts else []
-    return converted_folder(file, folders.absolute(), vae, parts), _name_of(file.stem)
+    return vae, [str(_parts_folder(each)) for each in engine.parts] if needs_parts else []
 
 
 def _parts_folder(name: str) -> pathlib.Path:

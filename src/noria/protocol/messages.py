@@ -132,11 +132,14 @@ class Mount(Struct, frozen=True, tag=True):
 
     The new model is listed in `EngineState` when it is loaded, warm and has passed a test request. Those that it
     `replaces` are released first, when their requests in flight have ended; if the load fails, they are loaded again.
+    With `max_loaded` it is a checkpoint (`engine.checkpoints`), of which the engine holds at most so many: those that
+    were used least recently are released first.
     """
 
     change_id: str
     model: AnyModelSpec
     replaces: tuple[ModelKey, ...] = ()
+    max_loaded: int | None = None
 
 
 class Unmount(Struct, frozen=True, tag=True):

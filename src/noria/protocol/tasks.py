@@ -56,6 +56,7 @@ class FrontendTask(msgspec.Struct, frozen=True):
     registrar: str = ""  # the address of its reports to the registrar; empty: the server has none
     metrics_fd: int | None = None  # another listening socket, for /metrics alone
     control_fd: int | None = None  # a connection to the supervisor, inherited
+    checkpoints: tuple[str, ...] = ()  # the names of files and folders in `config.engine.checkpoints`
     num_frontends: int = 1  # with this one
     start_reason: Literal["initial", "load", "restarted"] = "initial"
     parent_pid: int | None = None  # the process that keeps it, with which it ends
@@ -84,5 +85,6 @@ class RegistrarTask(msgspec.Struct, frozen=True):
     models: tuple[AnyModelSpec, ...]  # models of the configuration
     reports_address: str  # where it takes the front ends' reports
     owner: str  # holder of leases: the server's id, the same after a restart of the registrar
+    checkpoints: tuple[str, ...] = ()  # as of `FrontendTask`
     parent_pid: int | None = None  # the process that keeps it, with which it ends
     control_fd: int | None = None  # a connection to it, inherited

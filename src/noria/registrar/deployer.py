@@ -15,7 +15,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -65,12 +65,14 @@ class Deployer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         roots: Sequence[str] = (),
+        checkpoints: Collection[str] = (),
     ) -> None:
         """`configured` are the models of the configuration, `routes` those that front ends follow now.
 
         `engines` may change between polls. `publish` gives front ends other routes; it raises OSError. `roots` are
-        `registry.source_roots`.
+        `registry.source_roots`, `checkpoints` names of models that front ends have loaded.
         """
+        self._checkpoints = checkpoints
         self._configured, self._engines, self._registry = configured, engines, registry
         self._publish, self._clock, self._monotonic = publish, clock, monotonic
         self._roots, self._open_target = roots, functools.partial(open_target, roots=roots)
@@ -186,7 +188,7 @@ class Deployer:
         """Mount a version on all engines that are to hold it, unless the deployment ends. Raises RegistryError."""
         mount = swap if deployment.swap else mount_beside
         while deployment.id in self._unfinished:
-            engines = engines_for(deployment, spec, serving, self._configured, self._engines)
+            engines = engines_for(deployment, spec, serving, self._configured, self._engines, self._checkpoints)
             if await mount(engines, spec):
                 return
             await asyncio.sleep(_NO_ENGINE_WAIT_S)  # others take the place of those that left

@@ -23,7 +23,9 @@ class MountClient:
     """The connection to one engine."""
 
     def __init__(self, name: str, address: str, kind: str, secret_key: str = "", others: Collection[str] = ()) -> None:
-        """`kind` is that of the engine's models. `others` are models of which it holds no version: other engines do."""
+        """`kind` is that of the engine's models. `others` are models of which it is to hold no version: other engines
+        do, or front ends load them.
+        """
         self.name, self.kind, self._others = name, kind, others
         self.models: tuple[AnyModelSpec, ...] = ()  # empty unless it is ready
         self.changed = asyncio.Event()  # set whenever `models` changes
@@ -61,7 +63,8 @@ class MountClient:
                     case Disconnected():
                         self._lose()
                     case (EngineState(state=state, models=models), _):
-                        self.models = models if state == "ready" else ()
+                        own = tuple(spec for spec in models if spec.name not in self._others)
+                        self.models = own if state == "ready" else ()
                         self.changed.set()
                     case (MountResult(change_id, error), _) if change_id in self._results:
                         self._results.pop(change_id).set_result(error)

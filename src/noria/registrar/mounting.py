@@ -5,7 +5,7 @@ behind, on the engines before the one where it did, `Deployer` brings back: it d
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from noria.errors import RegistryError
 from noria.protocol.kinds import AnyModelSpec
@@ -21,12 +21,18 @@ def engines_for(
     serving: AnyModelSpec | None,
     configured: Iterable[AnyModelSpec],
     engines: Sequence[MountClient],
+    checkpoints: Collection[str] = (),
 ) -> list[MountClient]:
     """Return the engines that are to load a deployment's version; none if those of its kind are not there now.
 
-    `serving` is the endpoint's control, None if it has none. Raises RegistryError: it cannot be deployed here.
+    `serving` is the endpoint's control, None if it has none; `checkpoints` are the names that `engine.checkpoints`
+    takes. Raises RegistryError: it cannot be deployed here.
     """
     version = deployment.version.name
+    if spec.name in checkpoints:
+        raise RegistryError(
+            f"{spec.name} is the name of a file in engine.checkpoints; deploy {version} to an endpoint of another name."
+        )
     if serving is None and (deployment.plan is not None or deployment.shadow_plan is not None):
         raise RegistryError(
             f"{spec.name} has no model that a canary or a shadow could be compared with; deploy {version} without "

@@ -22,6 +22,7 @@ from noria.config import Config
 from noria.errors import ConfigError, SetupError
 from noria.folders import data_folder
 from noria.jobs.database.schema import open_jobs_database
+from noria.models.checkpoint_folder import checkpoint_files
 from noria.observe.logs.setup import fields, logging_here
 from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
 from noria.protocol.routes import Routes
@@ -51,7 +52,8 @@ async def run(task: RegistrarTask) -> None:
     except ConfigError as error:
         log.error("%s", error.message, extra=fields(event="routes_unreadable"))
         routes = Routes()
-    engines = [MountClient(each.name, each.address, each.kind) for each in task.engines]
+    checkpoints = checkpoint_files(task.config.engine.checkpoints, task.checkpoints)
+    engines = [MountClient(each.name, each.address, each.kind, others=checkpoints) for each in task.engines]
     registry = open_access(task.config, task.owner)
     deployer = Deployer(
         task.models,
@@ -60,6 +62,7 @@ async def run(task: RegistrarTask) -> None:
         functools.partial(write_routes, file),
         routes,
         roots=task.config.registry.source_roots,
+        checkpoints=checkpoints,
     )
     keeper = StatisticsKeeper(task.config.statistics.window_s, statistics_file(task.config), registry)
     keeper.restore()

@@ -18,7 +18,7 @@ from noria.supervisor.child_process import ControlledChild, EngineChild, Fronten
 from noria.supervisor.hang_detector import HangDetector
 from noria.supervisor.private_folder import check_address_lengths
 from noria.supervisor.restart_policy import RestartPolicy
-from noria.supervisor.served_models import divide_cores, endpoint_models, engine_groups
+from noria.supervisor.served_models import divide_cores, endpoint_models, engine_groups, open_checkpoints
 
 # A front end answers within 1 s; the rest is a margin for a busy machine.
 CHILD_READY_AFTER_S = 3.0
@@ -37,11 +37,13 @@ class ServerChildren:
     ) -> None:
         """`configured` are the models of the configuration, `directory` is where sockets are.
 
-        Raises ConfigError: paths in `directory` are too long for sockets, or encoders leave images no core.
+        Raises ConfigError: paths in `directory` are too long for sockets, encoders leave images no core, or as
+        `open_checkpoints`.
         """
         self._config, self._configured, self._listeners, self._directory = config, configured, listeners, directory
         self._server_id = uuid.uuid4().hex
         self._served = self.models()  # at the start
+        self._checkpoints = open_checkpoints(config, self._served)
         self._log_deployed_endpoints()
         self._groups = engine_groups(config, self._served)
         self._addresses = [f"ipc://{directory}/{engine_name(index)}" for index in range(len(self._groups))]
@@ -119,6 +121,7 @@ class ServerChildren:
             configured_versions={spec.name: spec.fingerprint for spec in self._configured},
             default_models={spec.kind: spec.name for spec in reversed(self._configured)},
             worker_id=f"{self._server_id}/{name}",
+            checkpoints=self._checkpoints,
             num_frontends=num_frontends,
             start_reason="initial" if is_first else "load",
         )
@@ -143,7 +146,9 @@ class ServerChildren:
             for index, (_, held) in enumerate(self._groups)
         )
         configured, reports_address = tuple(self._configured), self._reports_address
-        task = RegistrarTask(self._config, engines, configured, reports_address, self._server_id)
+        task = RegistrarTask(
+            self._config, engines, configured, reports_address, self._server_id, checkpoints=self._checkpoints
+        )
         policy, detector = RestartPolicy(CHILD_READY_AFTER_S, was_ever_ready=True), self._hang_detector()
         return [ControlledChild(name="registrar", task=task, restart_policy=policy, hang_detector=detector)]
 

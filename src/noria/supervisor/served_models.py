@@ -1,5 +1,6 @@
 """The models to serve: opens them, and says which engine runs which, and with how much of the CPU."""
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import msgspec
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
+from noria.models.checkpoint_folder import checkpoint_files, list_checkpoints
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.location import is_single_file
@@ -15,9 +17,12 @@ from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.models.safety_folders import SafetyFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
+from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.text import EncoderModelSpec
+
+log = logging.getLogger("noria.supervisor")
 
 IMAGE_NICENESS = 7
 """Of image engines beside text encoders. A thread then has a sixth of a core that others want too (sched(7): a weight
@@ -37,7 +42,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     sources = (config.model, *config.additional_models)
     for setting, what in (("vae", "its VAE"), ("parts", "all parts")):
         value = getattr(config.engine, setting)
-        if value and not any(map(is_single_file, sources)):
+        if value and not config.engine.checkpoints and not any(map(is_single_file, sources)):
             raise ConfigError(
                 f"engine.{setting} is {value!r}, but no model is a single file; a folder has {what} in itself. Remove "
                 "the setting, or name the file of a model."
@@ -52,10 +57,39 @@ def open_models(config: Config) -> list[AnyModelSpec]:
                 'Rename one: {"name": …} in its noria.json.'
             )
         models[model_spec.name] = model_spec
-    ControlNetFolders.of(config.engine).check(list(models.values()))
-    RefinerFolders.of(config.engine).check(list(models.values()))
-    SafetyFolders.of(config.engine).check(list(models.values()))
-    return list(models.values())
+    controlnets, refiners = ControlNetFolders.of(config.engine), RefinerFolders.of(config.engine)
+    classifiers, specs = SafetyFolders.of(config.engine), list(models.values())
+    if config.engine.checkpoints:  # they may be for one of these, which are not known yet
+        for folders in (controlnets, refiners, classifiers):
+            folders.check_folders()
+    else:
+        for check in (controlnets.check, refiners.check, classifiers.check):
+            check(specs)
+    return specs
+
+
+def open_checkpoints(config: Config, served: Sequence[AnyModelSpec]) -> tuple[str, ...]:
+    """Return the files and folders of `engine.checkpoints` that can be loaded beside `served`; log the others.
+
+    Raises ConfigError: the folder has none, two models have one name, or no engine is for images.
+    """
+    if not config.engine.checkpoints:
+        return ()
+    if not any(isinstance(spec, DiffusionModelSpec) for spec in served):
+        raise ConfigError(
+            f"engine.checkpoints is {config.engine.checkpoints!r}, but no model is for images, and an engine starts "
+            "with one. Add bundled, or the one that you use most, to additional_models."
+        )
+    found, refused = list_checkpoints(config.engine, (config.model, *config.additional_models))
+    taken = {spec.name for spec in served} | {endpoint.name for endpoint in config.endpoints}
+    for name, file in checkpoint_files(config.engine.checkpoints, found).items():
+        if name in taken:
+            raise ConfigError(
+                f"engine.checkpoints: {file.name} would be called {name!r}, as a model or an endpoint is. Rename one."
+            )
+    for reason in refused:
+        log.warning("not served: %s", reason, extra=fields(event="checkpoint_refused"))
+    return found
 
 
 def endpoint_models(config: Config, models: Sequence[AnyModelSpec]) -> dict[str, EncoderModelSpec]:

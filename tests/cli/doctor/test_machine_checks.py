@@ -117,6 +117,13 @@ def test_keys_are_counted_and_an_invalid_keys_file_fails() -> None:
     assert not {"keys"} & {finding.topic for finding in findings_for()}
 
 
+def test_a_folder_of_checkpoints_is_counted_and_what_is_not_served_named() -> None:
+    findings = findings_for(on_demand=("a.safetensors", "b"), not_on_demand=("c.safetensors is a LoRA.",))
+    assert Finding("ok", "on demand", "2 checkpoints, 1 loaded at most: a.safetensors, b") in findings
+    assert Finding("warn", "on demand", "not served: c.safetensors is a LoRA.") in findings
+    assert Finding("fail", "on demand", "there is none") in findings_for(on_demand="there is none")
+
+
 def test_measured_costs_are_reported() -> None:
     shape = BatchKey(SPEC.default_width_px, SPEC.default_height_px, SPEC.key)
     costs = CostModel(32, {shape: CostCurve({1: 0.01, 2: 0.02, 16: 0.06, 32: 0.12})}, {shape: CostCurve({1: 0.008})})

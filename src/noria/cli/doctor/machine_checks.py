@@ -20,6 +20,7 @@ from noria.cli.doctor.memory_checks import (
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.sizing.auto_settings import FULL_SIZE_PARAMETERS, Machine, resolve_auto, resolve_device
 from noria.engine.diffusion.warmup.calibration import BUDGET_S
+from noria.errors import short_list
 from noria.models.families import FAMILIES
 from noria.observe.cgroup import usable_cores
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -69,6 +70,14 @@ def judge(facts: Facts, config: Config) -> Iterator[Finding]:
         what = "a text encoder" if isinstance(spec, EncoderModelSpec) else "an image model"
         yield ok("model", f"beside it {spec.name}, {what}, in {spec.folder}")
     yield from (fail("model", error) for error in facts.additional_model_errors)
+    if isinstance(facts.on_demand, str):
+        yield fail("on demand", facts.on_demand)
+    elif facts.on_demand:
+        most = config.engine.max_checkpoints_loaded
+        yield ok(
+            "on demand", f"{len(facts.on_demand)} checkpoints, {most} loaded at most: {short_list(facts.on_demand)}"
+        )
+    yield from (warn("on demand", f"not served: {reason}") for reason in facts.not_on_demand)
     yield from (fail("adapters", error) for error in facts.adapter_errors)
     yield from _check_keys(facts, config.frontend.api_keys_file)
     address = config.frontend.uds or f"{config.frontend.host}, port {config.frontend.port}"

@@ -24,6 +24,7 @@ from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.server.tls import check_certificate
 from noria.models.catalog import count_parameters, open_model
+from noria.models.checkpoint_folder import list_checkpoints
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.single_file.transformer_file import read_single_file
 from noria.models.embedding_folders import EmbeddingFolders
@@ -87,6 +88,8 @@ class Facts:
     encoder: encoder_checks.EncoderFacts | None = None  # if the model is one
     additional_models: tuple[AnyModelSpec, ...] = ()
     checkpoints: tuple[str, ...] = ()  # what each model in a single file is, in words
+    on_demand: tuple[str, ...] | str = ()  # the files in `engine.checkpoints` that can be loaded, or why none can
+    not_on_demand: tuple[str, ...] = ()  # why others there cannot
     # The weights of these and of a first model that is an encoder, estimated from the number of parameters.
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
     quantizations: "tuple[MemoryChange, ...]" = ()  # what the model would take with each quantization, if it has none
@@ -100,7 +103,9 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     torch_error, has_sdpa, gpus = _inspect_torch()
     model, num_parameters = _inspect_model(config.model, config.engine)
     additional_models, additional_model_errors = _open_additional_models(config, model)
-    config, adapter_errors = _check_adapters(config, () if isinstance(model, str) else (model, *additional_models))
+    known = () if isinstance(model, str) or config.engine.checkpoints else (model, *additional_models)
+    config, adapter_errors = _check_adapters(config, known)
+    on_demand, not_on_demand = _list_checkpoints(config)
     memory_bytes = _available_bytes()
     memory, changes, quantizations, offloads = (
         _estimate_memory(config, model, memory_bytes, gpus)
@@ -142,6 +147,8 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         encoder=encoder_checks.gather(config.engine, model) if isinstance(model, EncoderModelSpec) else None,
         additional_models=additional_models,
         checkpoints=tuple(_describe_checkpoints((config.model, *config.additional_models))),
+        on_demand=on_demand,
+        not_on_demand=not_on_demand,
         weight_bytes={
             spec.name: _weight_bytes(spec, config.engine, bool(gpus))
             for spec in (*((model,) if isinstance(model, EncoderModelSpec) else ()), *additional_models)
@@ -188,6 +195,15 @@ def _describe_checkpoints(models: Sequence[str]) -> Iterator[str]:
         if file.suffix.lower() in SINGLE_FILES and file.is_file():
             with contextlib.suppress(NoriaError):  # which opening the model says
                 yield f"{name}: {read_single_file(file).describe()}"
+
+
+def _list_checkpoints(config: Config) -> tuple[tuple[str, ...] | str, tuple[str, ...]]:
+    """Return what can be loaded from `engine.checkpoints`, or why nothing can, and why others there cannot."""
+    try:
+        sources = (config.model, *config.additional_models)
+        return list_checkpoints(config.engine, sources) if config.engine.checkpoints else ((), ())
+    except NoriaError as error:
+        return error.message, ()
 
 
 def _open_additional_models(

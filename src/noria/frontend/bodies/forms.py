@@ -6,7 +6,7 @@ The files are `image` and `mask`, where a route takes a start image, for each of
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar, get_args
 
 import msgspec
@@ -45,7 +45,7 @@ async def read_form(
     problems: Problems,
     mask_rule: MaskRule | None = None,
     *,
-    edited_by: Callable[[str | None], DiffusionModelSpec | None] | None = None,
+    edited_by: Callable[[str | None], Awaitable[DiffusionModelSpec | None]] | None = None,
 ) -> tuple[BodyT, LoadFiles | None]:
     """Return the fields of the form `raw` as a `body_type`, and what returns its files once; None: it has none.
 
@@ -61,7 +61,7 @@ async def read_form(
     del raw
     form = await parsing
     files, body = _files(form, mask_rule, is_edit=edited_by is not None), _fields(form, body_type, problems)
-    if edited_by is not None and (spec := edited_by(getattr(body, "model", None))) is not None:
+    if edited_by is not None and (spec := await edited_by(getattr(body, "model", None))) is not None:
         files = _as_edit(files, getattr(body, "strength", None), spec)
     has_files = files.image is not None or files.controls or files.references
     return body, [files].pop if has_files else None  # the list keeps the files until it is called

@@ -24,6 +24,7 @@ from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     AboutAttempt,
     Cancel,
@@ -34,6 +35,7 @@ from noria.protocol.messages import (
     HandedOver,
     Hello,
     LoadAck,
+    Mount,
     MountResult,
     Ping,
     Pong,
@@ -81,6 +83,7 @@ class EngineClient:
         self._exit_report: asyncio.Future[ExitReport] | None = None
         self._lost_attempts: frozenset[str] = frozenset()  # that were in flight when it was lost
         self._attempts: dict[str, Attempt] = {}
+        self._mounts: dict[str, asyncio.Future[str]] = {}  # by change_id
         self._load_at_move: EngineLoad | None = None  # when it last handed a request over
         self.num_results_in_flight = 0  # that the requests in flight at it ask for
         self.num_results_since_load = 0  # that this front end has asked for since its last load
@@ -214,6 +217,24 @@ class EngineClient:
             if (attempt := self._attempts.get(request.attempt_id)) is not None:
                 self._release(attempt, "backlog")
 
+    async def mount(self, spec: AnyModelSpec, max_loaded: int) -> str:
+        """Have it hold a checkpoint, one of `max_loaded` at most; return why it does not, empty if it does."""
+        change_id = f"{self._nonce}-{next(self._numbers):x}"
+        result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._mounts[change_id] = result
+        try:
+            self.connection.send(Mount(change_id, spec, max_loaded=max_loaded))
+            return await result
+        except zmq.Again:  # disconnected
+            return f"{self.endpoint.name} has ended"
+        finally:
+            self._mounts.pop(change_id, None)
+
+    def _end_mount(self, change_id: str, error: str) -> None:
+        result = self._mounts.pop(change_id, None)
+        if result is not None and not result.done():
+            result.set_result(error)
+
     def send_hello(self) -> None:
         """Introduce this front end on a new connection."""
         self.is_connected = True
@@ -244,6 +265,8 @@ class EngineClient:
             self._lost_attempts = frozenset(self._attempts)
         self.is_connected = False
         self._last_state = self.load = None
+        for change_id in list(self._mounts):
+            self._end_mount(change_id, f"{self.endpoint.name} has ended")
         for attempt_id, attempt in self._attempts.items():
             if not attempt.outcome.done():
                 lost = AttemptLostError(attempt_id, self._exit_report, is_remote=self.endpoint.is_remote)
@@ -269,7 +292,9 @@ class EngineClient:
                 self._update_state(message)
             case EngineLoad():
                 self._on_load(message)
-            case Pong() | MountResult() | EngineView():  # messages for other clients; views are passed on by the pool
+            case MountResult(change_id, error):
+                self._end_mount(change_id, error)
+            case Pong() | EngineView():  # messages for other clients; views are passed on by the pool
                 pass
             case _:
                 self._dispatch(message, data)

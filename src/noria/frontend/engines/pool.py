@@ -21,6 +21,7 @@ from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import holds, route
 from noria.observe.metrics import outcomes
 from noria.protocol import messages
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest, engine_name
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection, EngineEndpoint
@@ -85,6 +86,7 @@ class EnginePool:
         self.submitter = RetryingSubmitter(
             self.route, self._restarts, self.unavailable_error, self._changed, restart_wait_s
         )
+        self._on_demand: dict[str, AnyModelSpec] = {}  # models that are known whether or not an engine holds them
         self._models: dict[str, ModelSpec] = {}
         self._models_of: dict[type[ModelSpec], Mapping[str, ModelSpec]] = {}  # by kind, as far as they were needed
         self._known: set[ModelKey] = set()
@@ -192,6 +194,29 @@ class EnginePool:
         self._controls, self._beside = controls, beside
         self._update_models()
         _notify(self.on_change)
+
+    def add_on_demand(self, spec: AnyModelSpec) -> None:
+        """Have `models` name a model that engines hold only when requests need it, in this version from now on."""
+        if self._on_demand.get(spec.name) != spec:
+            self._on_demand[spec.name] = spec
+            self._update_models()
+            _notify(self.on_change)
+
+    def can_mount(self, spec: AnyModelSpec) -> bool:
+        """Whether a ready engine has models of this kind."""
+        return any(each.kind == spec.kind for engine in self._engines for each in engine.models)
+
+    async def mount(self, spec: AnyModelSpec, max_loaded: int) -> str:
+        """Have all ready engines of its kind hold a checkpoint, of `max_loaded` at most.
+
+        Returns, as soon as one holds it, an empty string, else why none does.
+        """
+        ready = [engine for engine in self._engines if any(each.kind == spec.kind for each in engine.models)]
+        error = "no engine is ready"
+        for mounting in asyncio.as_completed([engine.mount(spec, max_loaded) for engine in ready]):
+            if not (error := await mounting):
+                break
+        return error
 
     def models_of(self, spec_type: type[SpecT]) -> Mapping[str, SpecT]:
         """The models of one kind among `models`."""
@@ -362,7 +387,9 @@ class EnginePool:
         reported = {group for group, models in known if models}
         known += [(group, models) for group, models in self._left_models.items() if group not in reported]
         known.sort(key=lambda item: self._groups.get(item[0], len(self._groups)))
-        return [spec for _, models in known for spec in models]
+        found = [spec for _, models in known for spec in models]
+        held = {spec.key for spec in found}
+        return [*found, *(spec for spec in self._on_demand.values() if spec.key not in held)]
 
     def _is_control(self, spec: ModelSpec) -> bool:
         """Whether requests that go to no canary go to this version."""

@@ -10,7 +10,7 @@ requests are served meanwhile.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -56,6 +56,10 @@ class RetryingSubmitter:
         """
         self.route, self._restarts, self._unavailable_error = route, restarts, unavailable_error
         self._engines_changed, self.restart_wait_s = engines_changed, restart_wait_s
+        # Whether a model in a version is a checkpoint that a ready engine can load, and what has it loaded: raises
+        # ModelNotLoaded. `Checkpoints` sets both.
+        self.can_load: Callable[[str, str], bool] = lambda *_: False
+        self.load: Callable[[str, str], Awaitable[None]] = _load_nothing
         self.exclusive_lock = asyncio.Lock()  # held by the one exclusive attempt in flight
         self.carried: set[CarriedImages] = set()  # images of the requests that have moved
         self._stopping = False
@@ -77,6 +81,7 @@ class RetryingSubmitter:
         Raises:
             EngineUnavailable: no engine that holds the model is ready, or was after a moment if one is restarting, for
                 which not too many wait; or `stop` was called.
+            ModelNotLoaded: the model is a checkpoint, and no engine can load it.
             EngineLost: the engine ended with the request in flight, and no engine came back in time, or this happened
                 too often.
             EngineCrashed: the request crashes engines.
@@ -85,20 +90,22 @@ class RetryingSubmitter:
         """
         if self._stopping:
             raise _stopped_error()
-        engine = self.route(request.model, request.model_version)
-        if engine is None and not self._restarts(request.model, request.model_version):
+        wanted = request.model, request.model_version
+        engine = self.route(*wanted)
+        if engine is None and not self.can_load(*wanted) and not self._restarts(*wanted):
             raise self._no_engine_error(request)
-        started, limit_s = asyncio.get_running_loop().time(), _limit_s(request)
+        started, limit_s, first = asyncio.get_running_loop().time(), _limit_s(request), request
         timer = asyncio.timeout_at(started + limit_s + (_GRACE_S if request.deadline_s is None else _DEADLINE_GRACE_S))
         self._timers.add(timer)
         try:
             async with timer:
                 if engine is None:
-                    engine = await self._wait_for_restart(request, data)
+                    engine = await self._wait_for_new(request, data)
+                    first = _with_time_left(request, asyncio.get_running_loop().time() - started)
                 ended: AttemptMovedError | AttemptLostError | None = None
                 if not request.exclusive:
                     try:
-                        return await engine.submit(request, on_update, data, log_record=log_record)
+                        return await engine.submit(first, on_update, data, log_record=log_record)
                     except (AttemptMovedError, AttemptLostError) as error:
                         ended = error
                 return await _Retries(self, request, on_update, data, log_record, started).run(ended)
@@ -109,21 +116,36 @@ class RetryingSubmitter:
         finally:
             self._timers.discard(timer)
 
-    async def _wait_for_restart(self, request: AnyRequest, data: bytes | None) -> EngineClient:
-        """Wait a moment for an engine that is restarting: nothing was sent. Raises EngineUnavailable."""
+    async def _wait_for_new(self, request: AnyRequest, data: bytes | None) -> EngineClient:
+        """Wait a moment for an engine that is restarting, or until a checkpoint is loaded: nothing was sent.
+
+        Raises EngineUnavailable, or ModelNotLoaded.
+        """
         num_bytes = len(msgspec.msgpack.encode(request)) + len(data or b"")
         if self._num_waiting >= _MAX_WAITING or self._waiting_bytes + num_bytes > _MAX_WAITING_BYTES:
             raise self._no_engine_error(request)
         self._num_waiting, self._waiting_bytes = self._num_waiting + 1, self._waiting_bytes + num_bytes
         try:
-            await self.wait_for_change(
-                lambda: self.route(request.model, request.model_version) is not None,
-                min(RETRY_AFTER_S, self.restart_wait_s),
-            )
+            engine = await self.wait_for_engine(request, min(RETRY_AFTER_S, self.restart_wait_s))
         finally:
             self._num_waiting, self._waiting_bytes = self._num_waiting - 1, self._waiting_bytes - num_bytes
-        if (engine := self.route(request.model, request.model_version)) is None:
+        if engine is None:
             raise self._no_engine_error(request)
+        return engine
+
+    async def wait_for_engine(self, request: AnyRequest, timeout_s: float) -> EngineClient | None:
+        """Wait until an engine holds the model of a request, and have it loaded if it is a checkpoint.
+
+        None: no engine was ready within `timeout_s`. Raises ModelNotLoaded.
+        """
+        wanted = request.model, request.model_version
+        while (engine := self.route(*wanted)) is None:
+            if not await self.wait_for_change(
+                lambda: self.route(*wanted) is not None or self.can_load(*wanted), timeout_s
+            ):
+                return None
+            if self.route(*wanted) is None:
+                await self.load(*wanted)
         return engine
 
     async def wait_for_change(self, condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -229,11 +251,9 @@ class _Retries:
 
     async def _wait_for_engine(self) -> EngineClient:
         """Wait until an engine can serve the request and return it. Raises EngineLost if none is ready in time."""
-        while (engine := self._route()) is None:
-            if not await self.submitter.wait_for_change(
-                lambda: self._route() is not None, self.submitter.restart_wait_s
-            ):
-                raise self._lost_error()
+        engine = await self.submitter.wait_for_engine(self.request, self.submitter.restart_wait_s)
+        if engine is None:
+            raise self._lost_error()
         return engine
 
     def _lost_error(self) -> EngineLost:
@@ -267,6 +287,16 @@ class _Retries:
         if exit_report.done():
             return exit_report.result().loss_cause(lost.attempt_id)
         return "not_at_fault" if lost.is_remote else "suspected"
+
+
+async def _load_nothing(*_: str) -> None:
+    """Do nothing."""
+
+
+def _with_time_left(request: AnyRequest, passed_s: float) -> AnyRequest:
+    """Return the request with the time that is left after a wait: engines count from the arrival."""
+    deadline_s = None if request.deadline_s is None else max(request.deadline_s - passed_s, 0.0)
+    return msgspec.structs.replace(request, timeout_s=max(request.timeout_s - passed_s, 0.0), deadline_s=deadline_s)
 
 
 def _limit_s(request: AnyRequest) -> float:

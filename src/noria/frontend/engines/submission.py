@@ -18,6 +18,7 @@ from noria.errors import (
     short_repr,
 )
 from noria.frontend.engines.canary_counts import Outcome, outcome_of
+from noria.frontend.engines.checkpoints import Checkpoints
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.results import EngineResult, OnUpdate
@@ -29,6 +30,7 @@ from noria.observe.metrics.exposition import series
 from noria.observe.metrics.section import add_all
 from noria.observe.request_scope import current_span
 from noria.observe.traces.tracer import fail, trace_headers
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import AnyRequest
 from noria.protocol.text import EncoderModelSpec, EncoderTask
@@ -52,8 +54,10 @@ RequestT = TypeVar("RequestT", bound=AnyRequest)
 class Submission:
     """The engines of a front end, the choice among versions of their models, and the copies for shadows."""
 
-    def __init__(self, engine_pool: EnginePool) -> None:
+    def __init__(self, engine_pool: EnginePool, checkpoints: Checkpoints | None = None) -> None:
+        """Submit requests to the engines of `engine_pool`; None: it has no checkpoints that are loaded on demand."""
         self.engine_pool = pool = engine_pool
+        self.checkpoints = checkpoints or Checkpoints(pool)
         self.versions = VersionChooser(pool.find_ready, find_known=pool.find_model, set_controls=pool.set_controls)
         self.shadows = ShadowMirror(self.versions, pool.find_ready, pool.route)
 
@@ -101,7 +105,7 @@ class Submission:
         """Return the names of the models that fit, those of the first of `tasks` first."""
         models = self.engine_pool.models_of(spec_type)
         if not tasks:
-            return list(models)
+            return [*models, *(self.checkpoints.unopened if issubclass(DiffusionModelSpec, spec_type) else ())]
         return [name for task in tasks for name, spec in models.items() if getattr(spec, "task", None) == task]
 
     def submit(

@@ -51,7 +51,8 @@ class GenerationJobExecutor:
 
     def available_models(self) -> set[ModelKey]:
         """Return the models that can be used now."""
-        return self._generation_service.engine_pool.ready_models(DiffusionModelSpec)
+        pool = self._generation_service.engine_pool
+        return pool.ready_models(DiffusionModelSpec) | self._generation_service.submission.checkpoints.loadable()
 
     def capacity(self) -> int:
         """Return how many jobs to run at once: as configured, else this front end's share of twice the engines' slots.

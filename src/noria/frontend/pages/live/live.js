@@ -177,7 +177,7 @@ async function showCommand() {
   const models = await fetchWithKey("/v1/models")
     .then((response) => response.json())
     .catch(() => ({})); // without them the prompt is shown alone
-  files = filesNeededBy(models.data?.find((model) => model.noria.kind === "diffusion")?.noria);
+  files = filesNeededBy(models.data?.find((model) => model.noria?.kind === "diffusion")?.noria);
   setText(query("#curl"), curlCommand());
 }
 setText(query("#curl"), curlCommand());

@@ -78,7 +78,7 @@ const TEXTS = { num: 100, interval_ms: 30, path: "/", body: sampleTexts }; // so
 async function imageTraffic(signal) {
   const [document, models] = await Promise.all([readJson("/openapi.json", signal), readJson("/v1/models", signal)]);
   const fields = document.components.schemas.ImageRequestBody.properties;
-  const { noria } = models.data.find((model) => model.noria.kind === "diffusion"); // the default model
+  const { noria } = models.data.find((model) => model.noria?.kind === "diffusion"); // the default model
   const loras = noria.loras.slice(0, MAX_LORAS);
   const [width, height] = [fields.width.default, fields.height.default];
   const image = noria.start_image && drawSample(width, height);

@@ -87,7 +87,7 @@ export class ServedModels {
   }
 
   #ownOf(models) {
-    return models.filter(({ noria }) => noria.kind === this.#kind);
+    return models.filter(({ noria }) => noria?.kind === this.#kind); // null: a checkpoint that nobody has asked for
   }
 
   #onModels(models) {

@@ -173,18 +173,19 @@ class A1111Routes:
             if not problems.are_there:
                 self._body_reader.check_length(raw, *images, *images_in(sent))
             load_files, has_start_image = None, False
+            model = self._model_name(self._settings_of(http) | own_settings(body))
+            spec = await self._generation_service.open_model(model, http.state.context)
             if isinstance(body, Img2Img):
-                model = self._model_name(self._settings_of(http) | own_settings(body))
-                has_start_image = not has_references(
-                    body, self._generation_service.find_model(model, http.state.context)
-                )
+                has_start_image = not has_references(body, spec)
                 load = functools.partial(files_of_image_body, body, controls, are_references=not has_start_image)
                 load_files = problems.attempt(load, None)
                 body = msgspec.structs.replace(body, init_images=None, mask=None)
                 del load
             units = problems.attempt(functools.partial(settings_of, sent), [])
             ignored = ignored_in(body, sent)
-            admitting = self._admit(http, body, controls, units, problems, load_files, has_start_image=has_start_image)
+            admitting = self._admit(
+                http, body, spec, controls, units, problems, load_files, has_start_image=has_start_image
+            )
             del raw, sent, controls, images, load_files  # they are long
             return await admitting, body, ignored
 
@@ -192,6 +193,7 @@ class A1111Routes:
         self,
         http: Request,
         body: Txt2Img,
+        spec: DiffusionModelSpec | None,
         controls: tuple[ControlField, ...],
         units: Sequence[UnitSettings],
         problems: Problems,
@@ -202,7 +204,6 @@ class A1111Routes:
         check_settings(body.override_settings or {}, problems)
         settings = self._settings_of(http) | own_settings(body)
         model = self._model_name(settings)
-        spec = self._generation_service.find_model(model, http.state.context)
         second_pass = None
         if spec is not None and not isinstance(body, Img2Img):
             second_pass = second_pass_of(body, spec, limits(spec, self._generation_service.config), problems)
@@ -228,7 +229,10 @@ class A1111Routes:
 
     def _model_name(self, settings: Mapping[str, Any]) -> str | None:
         checkpoint = settings.get("sd_model_checkpoint")
-        return None if is_off(checkpoint) else find_model_name(str(checkpoint), self._generation_service.models)
+        if is_off(checkpoint):
+            return None
+        name = find_model_name(str(checkpoint), self._generation_service.models)
+        return self._generation_service.submission.checkpoints.find_name(name) or name
 
     async def options(self, http: Request) -> Response:
         """Return the settings of the key's requests."""
@@ -250,9 +254,9 @@ class A1111Routes:
         check_settings(sent, problems)
         problems.raise_all()
         changed = {name: sent[name] for name in A1111Options.__struct_fields__ if not is_off(sent.get(name))}
-        self._generation_service.resolve_model(
-            self._model_name(changed), http.state.context
-        )  # raises if the model is unknown
+        model = self._model_name(changed)
+        await self._generation_service.open_model(model, http.state.context)
+        self._generation_service.resolve_model(model, http.state.context)  # raises if the model is unknown
         settings = self._settings_of(http)
         settings |= changed
         return json_response(None)
@@ -260,12 +264,12 @@ class A1111Routes:
     async def sd_models(self, _: Request) -> Response:
         """List the models served."""
         names = ("title", "model_name", "hash", "sha256", "filename", "config")
-        return json_response(
-            [
-                dict(zip(names, (title(spec), spec.name, spec.fingerprint, None, spec.name, None), strict=True))
-                for spec in self._generation_service.list_models()
-            ]
-        )
+        unopened = self._generation_service.submission.checkpoints.unopened
+        facts = [
+            *((title(spec), spec.name, spec.fingerprint) for spec in self._generation_service.list_models()),
+            *((name, name, None) for name in unopened),
+        ]
+        return json_response([dict(zip(names, (*each, None, each[1], None), strict=True)) for each in facts])
 
     async def samplers(self, http: Request) -> Response:
         """List the samplers of the selected model by A1111's names."""

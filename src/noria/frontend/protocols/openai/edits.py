@@ -96,7 +96,7 @@ class EditRoutes:
                 EditsFields,
                 problems,
                 "transparent",
-                edited_by=lambda model: service.find_model(model, http.state.context),
+                edited_by=lambda model: service.open_model(model, http.state.context),
             )
             del raw  # it is long, as the files in it are
             admitting = admit_generation(

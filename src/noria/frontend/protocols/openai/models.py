@@ -8,7 +8,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from noria.errors import EngineUnavailable, ModelNotFound
+from noria.errors import EngineUnavailable, ModelNotFound, ModelNotLoaded
 from noria.frontend.engines.pool import PoolLoad
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.submission import DEFAULT_MODEL_ALIAS, not_served
@@ -28,11 +28,15 @@ from noria.protocol.text import EncoderModelSpec
 
 
 class ModelCard(Struct, frozen=True):
-    """OpenAI's description of a model. `noria` is Noria's addition: the bounds and defaults of the model."""
+    """OpenAI's description of a model. `noria` is Noria's addition: the bounds and defaults of the model.
+
+    It is null of a checkpoint (`engine.checkpoints`) that no request has named yet. `loaded`: an engine holds it.
+    """
 
     id: str
     created: int
-    noria: ModelCapabilities | EncoderCapabilities
+    loaded: bool
+    noria: ModelCapabilities | EncoderCapabilities | None
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -111,7 +115,7 @@ class ModelRoutes:
                 "with its defaults, the load of the engines that hold it, and the measured costs in seconds.",
                 parameters=[parameter("model", "path")],
                 response=(ModelDetail, EncoderDetail),
-                errors=[ModelNotFound, EngineUnavailable],
+                errors=[ModelNotFound, EngineUnavailable, ModelNotLoaded],
             ),
         ]
 
@@ -120,11 +124,15 @@ class ModelRoutes:
         specs = list(self._engine_pool.models.values())
         if not specs:
             raise self._engine_pool.unavailable_error("a model")
-        return json_response(ModelList([await self._card(spec) for spec in specs]))
+        unopened = self._generation_service.submission.checkpoints.unopened
+        cards = [ModelCard(name, self._created, loaded=False, noria=None) for name in unopened]
+        return json_response(ModelList([*[await self._card(spec) for spec in specs], *cards]))
 
     async def model(self, http: Request) -> Response:
         """Return one model by its name or alias, with its load and measured costs."""
-        spec = self._find(http.path_params["model"], http.state.context)
+        name, context = http.path_params["model"], http.state.context
+        await self._generation_service.open_model(name, context)
+        spec = self._find(name, context)
         if isinstance(spec, EncoderModelSpec):
             load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
             precision = self._engine_pool.precision(spec)
@@ -154,17 +162,18 @@ class ModelRoutes:
         if name in models:
             return models[name]
         if models and name != DEFAULT_MODEL_ALIAS:
-            raise not_served(name, list(models))
+            raise not_served(name, [*models, *self._generation_service.submission.checkpoints.unopened])
         has_images = self._engine_pool.serves(DiffusionModelSpec)
         return self._generation_service.submission.resolve_model(
             DiffusionModelSpec if has_images else EncoderModelSpec, name, (), context.versions
         )
 
     async def _card(self, spec: ModelSpec) -> ModelCard:
+        is_loaded = self._engine_pool.find_ready(spec.name, spec.fingerprint) is not None
         if isinstance(spec, EncoderModelSpec):
-            return ModelCard(spec.name, self._created, encoder_capabilities_of(spec, self._config))
+            return ModelCard(spec.name, self._created, is_loaded, encoder_capabilities_of(spec, self._config))
         assert isinstance(spec, DiffusionModelSpec)
-        return ModelCard(spec.name, self._created, await self._capabilities(spec))
+        return ModelCard(spec.name, self._created, is_loaded, await self._capabilities(spec))
 
     async def _capabilities(self, spec: DiffusionModelSpec) -> ModelCapabilities:
         loras = await asyncio.to_thread(self._generation_service.folders.loras.files, spec.name)  # reads folders

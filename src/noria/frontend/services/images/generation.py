@@ -116,12 +116,12 @@ class GenerationService:
         Raises:
             EngineUnavailable: no engine has been ready yet, so the models are unknown, or none with the default model.
             ModelNotFound: no such model; names those that are served.
-
         """
         return self.submission.resolve_model(DiffusionModelSpec, name, (), context.versions)
 
-    def find_model(self, name: str | None, context: RequestContext) -> DiffusionModelSpec | None:
-        """Return the model named `name` as `resolve_model` does; None of one that this, and thus `admit`, rejects."""
+    async def open_model(self, name: str | None, context: RequestContext) -> DiffusionModelSpec | None:
+        """Return what `resolve_model` does, or None of what it, and thus `admit`, rejects; open a checkpoint first."""
+        await self.submission.checkpoints.open(name, self.config.request_timeout_s)
         with contextlib.suppress(NoriaError):
             return self.resolve_model(name, context)
         return None
@@ -156,7 +156,8 @@ class GenerationService:
         problems, api_client, client = problems or Problems(), context.api_client, context.client
         started, spec = time.monotonic(), None
         try:
-            spec = self._resolve_model(body.model, context, problems)
+            await self.submission.checkpoints.open(body.model, self.config.request_timeout_s, body.deadline_ms)
+            opened, spec = time.monotonic(), self._resolve_model(body.model, context, problems)
             if body.has_images:
                 load_files = load_files or problems.attempt(functools.partial(files_of, body), None)
                 body = body.without_images()
@@ -186,6 +187,8 @@ class GenerationService:
                     check(request, facts)
                 if images is not None:
                     request, data = await self._read_pixels(client, images, request, spec, started)
+                elif request.deadline_s is not None:
+                    request = with_less_time(request, opened - started)
         except NoriaError as error:
             self._record_rejection(context, body, spec, error)
             raise

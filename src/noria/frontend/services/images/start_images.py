@@ -197,7 +197,8 @@ def _decode_base64(text: str, escapes: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def with_less_time(request: ImageRequest, seconds: float) -> ImageRequest:
-    """Return `request` with a deadline, if it has one, that is earlier by the time that its images took so far.
+    """Return `request` with a deadline, if it has one, that is earlier by the time that its images, or the opening of
+    its model, took so far.
 
     Raises:
         DeadlineExceeded: nothing is left.
@@ -208,7 +209,7 @@ def with_less_time(request: ImageRequest, seconds: float) -> ImageRequest:
     if seconds >= request.deadline_s:
         raise DeadlineExceeded(
             f"the deadline, {round(1000 * request.deadline_s)} ms after the request, passed after {1000 * seconds:.0f} "
-            "ms of reading its images. Allow more time.",
+            "ms of reading its images, or opening its model. Allow more time.",
             field="deadline_ms",
         )
     return msgspec.structs.replace(request, deadline_s=request.deadline_s - seconds)

@@ -64,6 +64,13 @@ def converted_folder(
     return folder
 
 
+def check_convertible(file: pathlib.Path, vae: str = "", parts: Sequence[str] = ()) -> None:
+    """Check by its header that `converted_folder` can make a model of a file. Raises ModelError, also of a refiner."""
+    source, _ = _read(file, vae, parts)
+    if isinstance(source, Checkpoint) and source.family == "refiner":
+        raise ModelError(f"{file}: is a refiner, which is no model of its own; name it in engine.refiners.")
+
+
 def _run_conversion(task: _Task, folder: pathlib.Path) -> None:
     command = [sys.executable, "-m", "noria.models.diffusion.single_file.conversion"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

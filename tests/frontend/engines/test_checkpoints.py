@@ -1,0 +1,120 @@
+"""Models that requests have opened and loaded: a real front end in front of a fake engine, folders of a real model."""
+
+import concurrent.futures
+
+import httpx
+import pytest
+
+from noria.config import Config, EngineConfig
+from noria.frontend.engines.checkpoints import Checkpoints
+from noria.frontend.engines.pool import EnginePool
+from noria.protocol.messages import Mount
+from waiting import TIMEOUT_S, wait_until
+
+
+@pytest.fixture
+def engine(new_engine):
+    return new_engine()
+
+
+@pytest.fixture
+def client(serve, engine, tmp_path, tiny_folder):
+    for name in ("first", "second"):
+        (tmp_path / name).symlink_to(tiny_folder)
+    (tmp_path / "broken.safetensors").write_bytes(b"no header")
+    config = Config(engine=EngineConfig(checkpoints=str(tmp_path), cache_dir=str(tmp_path / "cache")))
+    with (
+        serve(config, engine, checkpoints=("broken.safetensors", "first", "second")) as (url, _),
+        httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client,
+    ):
+        wait_until(lambda: client.get("/readyz").is_success)
+        yield client
+
+
+def t2i(client, model, **fields):
+    return client.post("/t2i", json={"prompt": "a", "model": model, **fields})
+
+
+def all_at_once(count, call):
+    with concurrent.futures.ThreadPoolExecutor(count) as users:
+        return list(users.map(lambda _: call(), range(count)))
+
+
+def test_a_request_loads_the_checkpoint_that_it_names(client, engine):
+    def models():
+        cards = client.get("/v1/models").json()["data"]
+        return {card["id"]: (card["loaded"], card["noria"] is not None) for card in cards}
+
+    assert models() == {"tiny": (True, True), **dict.fromkeys(("broken", "first", "second"), (False, False))}
+    assert t2i(client, "first").is_success
+    assert (models()["first"], models()["second"]) == ((True, True), (False, False))
+    assert client.get("/v1/models/second").json()["noria"]["kind"] == "diffusion"
+    assert models()["second"] == (False, True)
+    assert [(type(each), each.model.name, each.max_loaded) for each in engine.model_changes] == [(Mount, "first", 1)]
+    assert "'first', 'second'" in t2i(client, "third").json()["error"]["message"]
+
+
+def test_requests_share_a_load_and_its_failure_and_the_next_one_tries_again(client, engine):
+    engine.withholds_mounts, engine.mount_error = True, "it does not fit the memory."
+    with concurrent.futures.ThreadPoolExecutor(3) as users:
+        answers = [users.submit(t2i, client, "first") for _ in range(3)]
+        wait_until(lambda: engine.model_changes)
+        wait_until(lambda: "noria_requests_in_flight 3" in client.get("/metrics").text)
+        engine.withholds_mounts = False
+        errors = [answer.result().json()["error"] for answer in answers]
+    assert {(each["code"], each["message"]) for each in errors} == {
+        ("model_not_loaded", "first cannot be loaded: it does not fit the memory.")
+    }
+    assert len(engine.model_changes) == 1
+    engine.mount_error = ""
+    assert t2i(client, "first").is_success
+    assert len(engine.model_changes) == 2
+
+
+def test_a_file_that_cannot_be_opened_fails_its_requests_until_it_can(client, engine, tmp_path, tiny_folder):
+    errors = [each.json()["error"] for each in all_at_once(2, lambda: t2i(client, "broken"))]
+    assert {each["code"] for each in errors} == {"model_not_loaded"}
+    assert all("broken.safetensors" in each["message"] and str(tmp_path) not in each["message"] for each in errors)
+    (tmp_path / "broken.safetensors").unlink()
+    (tmp_path / "broken.safetensors").symlink_to(tiny_folder)
+    assert t2i(client, "broken").is_success
+
+
+def test_a_load_outlasts_a_deadline_and_serves_the_next_request(client, engine):
+    assert t2i(client, "first").is_success
+    engine.withholds_mounts = True
+    late = t2i(client, "second", deadline_ms=300)
+    assert late.json()["error"]["code"] == "deadline_exceeded"
+    engine.withholds_mounts = False
+    assert t2i(client, "second").is_success
+    assert [each.model.name for each in engine.model_changes] == ["first", "second"]
+
+
+def test_an_engine_that_has_restarted_loads_a_checkpoint_again(client, engine):
+    assert t2i(client, "first").is_success
+    engine.num_crashes_left, engine.exit_cause = 1, "killed"
+    assert t2i(client, "first").is_success
+    assert len(engine.model_changes) == 2
+
+
+def test_a1111s_clients_switch_by_title_file_or_name(client, engine):
+    before = client.get("/sdapi/v1/sd-models").json()
+    assert [(each["title"], each["hash"]) for each in before[1:]] == [
+        ("broken", None),
+        ("first", None),
+        ("second", None),
+    ]
+    answer = client.post("/sdapi/v1/txt2img", json={"override_settings": {"sd_model_checkpoint": "first [6ce0161689]"}})
+    assert answer.is_success
+    assert client.post("/sdapi/v1/options", json={"sd_model_checkpoint": "second"}).is_success
+    title = client.get("/sdapi/v1/options").json()["sd_model_checkpoint"]
+    assert title in [each["title"] for each in client.get("/sdapi/v1/sd-models").json()]
+    assert client.post("/sdapi/v1/txt2img", json={}).is_success
+    assert [each.model for each in engine.submitted] == ["first", "second"]
+
+
+@pytest.mark.parametrize("title", ["my model.safetensors [6ce0161689]", "my model.safetensors", "my model", "my-model"])
+def test_a_file_is_known_by_what_clients_of_a1111_call_it(title):
+    checkpoints = Checkpoints(EnginePool([]), EngineConfig(checkpoints="/models"), ["my model.safetensors"])
+    assert checkpoints.find_name(title) == "my-model"
+    assert checkpoints.find_name("my") is None
