@@ -48,10 +48,10 @@ def test_a_request_loads_the_checkpoint_that_it_names(client, engine):
     assert models() == {"tiny": (True, True), **dict.fromkeys(("broken", "first", "second"), (False, False))}
     assert t2i(client, "first").is_success
     assert (models()["first"], models()["second"]) == ((True, True), (False, False))
-    assert client.get("/v1/models/second").json()["noria"]["kind"] == "diffusion"
-    assert models()["second"] == (False, True)
+    assert client.get("/v1/models/second").json()["noria"] is None
+    assert models()["second"] == (False, False)
     assert [(type(each), each.model.name, each.max_loaded) for each in engine.model_changes] == [(Mount, "first", 1)]
-    assert "'first', 'second'" in t2i(client, "third").json()["error"]["message"]
+    assert "'first', 'broken', 'second'" in t2i(client, "third").json()["error"]["message"]
 
 
 def test_requests_share_a_load_and_its_failure_and_the_next_one_tries_again(client, engine):

@@ -8,7 +8,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from noria.errors import EngineUnavailable, ModelNotFound, ModelNotLoaded
+from noria.errors import EngineUnavailable, ModelNotFound
 from noria.frontend.engines.pool import PoolLoad
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.submission import DEFAULT_MODEL_ALIAS, not_served
@@ -112,10 +112,11 @@ class ModelRoutes:
                 scopes=(),
                 summary="Get one model",
                 description="In the form of OpenAI's API, by its name, or by the alias `noria` for the first one; "
-                "with its defaults, the load of the engines that hold it, and the measured costs in seconds.",
+                "with its defaults, the load of the engines that hold it, and the measured costs in seconds. "
+                "A checkpoint that no request has named is as in the list.",
                 parameters=[parameter("model", "path")],
-                response=(ModelDetail, EncoderDetail),
-                errors=[ModelNotFound, EngineUnavailable, ModelNotLoaded],
+                response=(ModelDetail, EncoderDetail, ModelCard),
+                errors=[ModelNotFound, EngineUnavailable],
             ),
         ]
 
@@ -131,7 +132,8 @@ class ModelRoutes:
     async def model(self, http: Request) -> Response:
         """Return one model by its name or alias, with its load and measured costs."""
         name, context = http.path_params["model"], http.state.context
-        await self._generation_service.open_model(name, context)
+        if name in self._generation_service.submission.checkpoints.unopened:
+            return json_response(ModelCard(name, self._created, loaded=False, noria=None))
         spec = self._find(name, context)
         if isinstance(spec, EncoderModelSpec):
             load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
