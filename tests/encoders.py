@@ -26,21 +26,24 @@ TEXTS = [
 
 PAIRS = [("what is red?", "a red circle"), ("", "b"), ("long " * 30, "short"), ("short", "long " * 50)]
 
-_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "Bert": _SMALL | {"max_position_embeddings": 64},
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Bert": SMALL | {"max_position_embeddings": 64},
     "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64},
+    "Deberta": SMALL | {"max_position_embeddings": 64},
+    "EuroBert": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 2,
+                         "eos_token_id": 3, "mask_token_id": 4},
     # The window is of one layer's tokens on both sides, so that padding and position matter there.
-    "Gemma3Text": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 1, "head_dim": 8,
+    "Gemma3Text": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 1, "head_dim": 8,
                             "query_pre_attn_scalar": 8, "use_bidirectional_attention": True, "sliding_window": 8,
                             "layer_types": ["sliding_attention", "full_attention"]},
-    "Mistral": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "sliding_window": 8},
-    "Qwen2": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2},
-    "Qwen3": _SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 16},
-    "NomicBert": _SMALL | {"max_position_embeddings": 64},
-    "Roberta": _SMALL | {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1},
+    "Mistral": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "sliding_window": 8},
+    "Qwen2": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2},
+    "Qwen3": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 16},
+    "NomicBert": SMALL | {"max_position_embeddings": 64},
+    "Roberta": SMALL | {"max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1},
     # Local attention in one of two layers, so that padding matters there, too.
-    "ModernBert": _SMALL | {"max_position_embeddings": 64, "local_attention": 8, "global_attn_every_n_layers": 2,
+    "ModernBert": SMALL | {"max_position_embeddings": 64, "local_attention": 8, "global_attn_every_n_layers": 2,
                             "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2},
 }  # fmt: skip
 
@@ -55,11 +58,11 @@ def make_encoder(
     import torch
     import transformers
 
-    prefix = next(name for name in sorted(_SETTINGS, key=len, reverse=True) if architecture.startswith(name))
+    prefix = next(name for name in sorted(SETTINGS, key=len, reverse=True) if architecture.startswith(name))
     size = make_tokenizer(folder, is_roberta=prefix in ("Roberta", "ModernBert"))
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
-    settings = _SETTINGS[prefix] | {"vocab_size": size} | (config or {})
+    settings = SETTINGS[prefix] | {"vocab_size": size} | (config or {})
     model = model_class(model_class.config_class(**settings))
     for parameter in model.parameters():  # the library's are so small that texts would hardly differ
         torch.nn.init.normal_(parameter, std=0.2)
@@ -79,13 +82,13 @@ def make_tower(folder: pathlib.Path, architecture: str, **text: Any) -> None:
 
     size = make_tokenizer(folder)
     own = {"eos_token_id": 3} if architecture.startswith("CLIP") else {"projection_size": 40}
-    text = _SMALL | {"vocab_size": size, "max_position_embeddings": 24, "bos_token_id": 2} | own | text
+    text = SMALL | {"vocab_size": size, "max_position_embeddings": 24, "bos_token_id": 2} | own | text
     model_class = getattr(transformers, architecture)
     if "Text" in architecture:
         config = model_class.config_class(**text, projection_dim=16)
     else:
         images = {"num_patches": 16} if architecture == "Siglip2Model" else {"image_size": 32}
-        config = model_class.config_class(text_config=text, vision_config=_SMALL | images | {"patch_size": 16})
+        config = model_class.config_class(text_config=text, vision_config=SMALL | images | {"patch_size": 16})
         config.projection_dim = 16  # which SigLIP does not compute with
     torch.manual_seed(0)
     model = model_class(config)

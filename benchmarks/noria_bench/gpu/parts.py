@@ -15,6 +15,7 @@ _GPU_TESTS = (
     "tests/models/diffusion/test_z_image.py",
     "tests/models/diffusion/test_graphed_calls.py",
     "tests/engine/encoder/test_sessions.py",
+    "tests/engine/encoder/test_packing.py",
     "benchmarks/tests/device/test_step_timing.py",
 )
 
@@ -82,6 +83,8 @@ def make_parts(out: pathlib.Path, models: Models, *, small: bool) -> list[Part]:
              scenario2("triton-50ms", "triton-500ms"), estimate(95, 45), (*images, "triton")),
         Part("encoders-noria", "texts a second: Noria with 1 and 8 front ends, FastAPI",
              encoders("encoders-noria", "noria", "noria-8", "fastapi"), estimate(145, 60), texts),
+        Part("encoders-packed", "tokens a second without a server: packed batches of texts beside padded ones",
+             micro("packed_texts", "encoders-packed", models.encoder), estimate(30, 10), texts),
         Part("encoders-triton", "texts a second: Triton's dynamic batching with 8 tokenizers and with 1",
              encoders("encoders-triton", "triton-1-batching", "triton-best"), estimate(110, 45), (*texts, "triton")),
         Part("mixed", "eight users with mixed and with uniform settings: Noria and the article's batching",

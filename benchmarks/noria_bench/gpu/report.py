@@ -8,12 +8,15 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from noria_bench.encoders.options import CORPORA, Corpus
 from noria_bench.encoders.results import FILE_NAME, EncodersResult, read_result
 from noria_bench.encoders.summary import best_rates, median, targets_of
 from noria_bench.gpu.parts import Part
 from noria_bench.gpu.session import PartResult, describe, read_session
 from noria_bench.measurement.runs import BenchRun, read_runs
+from noria_bench.micro.packed_texts import PackingResult
 from noria_bench.reports.goals import Goal
 from noria_bench.reports.run_summary import RunSummary, summarise_run
 from noria_bench.reports.table import MISSING, Table, escape_markdown, format_number, format_rate, format_ratio
@@ -32,6 +35,7 @@ class Results:
     parts: dict[str, PartResult] = field(default_factory=dict)
     runs: dict[tuple[str, str, str], BenchRun] = field(default_factory=dict)  # by bench, variant and target
     encoders: dict[str, EncodersResult] = field(default_factory=dict)  # by part
+    packing: PackingResult | None = None
 
     def image_figure(self, bench: str, variant: str, targets: Iterable[str]) -> "Figure":
         """The most requests per second of the targets."""
@@ -84,6 +88,8 @@ def read_results(folders: Sequence[pathlib.Path]) -> Results:
                 found.runs[bench, run.variant, run.target] = run
         for file in sorted(folder.glob(f"encoders-*/{FILE_NAME}")):
             found.encoders[file.parent.name] = read_result(file)
+        if (file := folder / "encoders-packed.json").exists():
+            found.packing = msgspec.json.decode(file.read_bytes(), type=PackingResult)
     return found
 
 
@@ -138,6 +144,8 @@ def markdown(found: Results, parts: Sequence[Part], content: str, *, small: bool
         if rows:
             sections += _section(_image_table(title, rows))
     sections += [part for name, result in found.encoders.items() for part in _section(_text_table(name, result))]
+    if found.packing is not None:
+        sections += _section(_packing_table(found.packing))
     sections += _section(_part_table(found.parts, parts, content, small=small))
     return "\n\n".join(sections) + "\n"
 
@@ -183,6 +191,22 @@ def _text_table(name: str, result: EncodersResult) -> Table:
     )
     columns = ("texts a second", "one sentence", "mixed", "failed or wrong", "device")
     return Table(f"{name.capitalize().replace('-', ', ')}", columns, rows, tuple(result.failures))
+
+
+def _packing_table(result: PackingResult) -> Table:
+    rows = tuple(
+        (
+            str(num_texts),
+            *(format_rate(each.num_tokens / seconds) for seconds in (each.padded_s, each.packed_s)),
+            format_ratio(each.padded_s / each.packed_s),
+            format_ratio(each.lone_padded_s / each.lone_packed_s),
+            format_number(each.fidelity, 5),
+            result.device,
+        )
+        for num_texts, each in result.times.items()
+    )
+    columns = ("texts of a batch", "padded, tokens/s", "packed", "packed over padded", "alone", "fidelity", "device")
+    return Table("Packed texts", columns, rows)
 
 
 def _part_table(results: Mapping[str, PartResult], parts: Sequence[Part], content: str, *, small: bool) -> Table:

@@ -4,12 +4,14 @@ import pathlib
 
 import msgspec
 
+from noria.engine.encoder.packing_choice import PackingTimes
 from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun, write_result
 from noria_bench.gpu import report
 from noria_bench.gpu.parts import Models, make_parts
 from noria_bench.gpu.session import PartResult, Session
 from noria_bench.measurement.run_metrics import RequestRecord
 from noria_bench.measurement.runs import BenchRun, Traffic, write_run
+from noria_bench.micro.packed_texts import PackingResult
 
 PARTS = make_parts(pathlib.Path("out"), Models("a", "b"), small=False)
 
@@ -79,3 +81,10 @@ def test_without_results_everything_is_missing(tmp_path):
     text = report.write_report([tmp_path], tmp_path, PARTS, "c0de", small=True)
     assert text.count("not measured") == 8 and text.count("| missing |") == len(PARTS)
     assert "is no result" in text
+
+
+def test_packed_texts_are_beside_padded_ones(tmp_path):
+    times = {32: PackingTimes(128, 9000, 0.2, 0.1, 0.001, 0.002, 0.99999)}
+    (tmp_path / "encoders-packed.json").write_bytes(msgspec.json.encode(PackingResult({}, "H100", "bfloat16", times)))
+    text = report.write_report([tmp_path], tmp_path, PARTS, "c0de", small=False)
+    assert "| 32 | 45000.00 | 90000.00 | 2.00 × | 0.50 × | 0.99999 | H100 |" in text

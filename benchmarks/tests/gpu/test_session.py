@@ -125,7 +125,7 @@ def test_no_part_takes_longer_than_three_minutes_and_a_rental_holds_the_first_on
     assert len({each.name for each in parts}) == len(parts)
     assert all(each.estimate_s <= each.limit_s <= MAX_PART_S == 180 for each in parts)
     assert [each.name for each in parts[:2]] == ["scenario2-noria", "scenario2-reference"]
-    assert sum(each.estimate_s for each in make_parts(pathlib.Path("out"), Models("a", "b"), small=True)) <= 600
+    assert sum(each.estimate_s for each in make_parts(pathlib.Path("out"), Models("a", "b"), small=True)) <= 620
     page = (session.ROOT / "docs/benchmarks/gpu.md").read_text(encoding="utf-8")
     rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| `")]
     assert [(row[0].strip(" `"), float(row[-1])) for row in rows] == [(each.name, each.estimate_s) for each in parts]

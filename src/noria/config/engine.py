@@ -209,6 +209,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "bfloat16, OpenVINO; `torch` is torch on a CPU as well, in float32 or bfloat16: no export, mostly slower"
         ),
     ] = "auto"
+    encoder_packing: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="whether texts of a batch follow each other without padding, where torch computes them: `auto` "
+            "measures on a GPU which is faster when a model is loaded, and pads on a CPU; `on` packs, and rejects a "
+            "model that cannot: docs/encoders.md"
+        ),
+    ] = "auto"
     encoder_min_fidelity: Annotated[
         float,
         Meta(
@@ -331,7 +339,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU, 64 on a GPU"),
+        Meta(
+            description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU and 64 on a GPU, or 256 if "
+            "all encoders pack them"
+        ),
     ] = "auto"
     encoder_batch_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1_048_576)] | Auto,

@@ -145,6 +145,7 @@ class CostModel:
     # What was measured, as it was: how often, and all seconds, by count.
     step_totals: dict[BatchKey, Totals] = field(default_factory=dict)
     decode_totals: dict[BatchKey, Totals] = field(default_factory=dict)
+    packed_models: set[ModelKey] = field(default_factory=set)  # whose calls cost by their tokens, without padding
     _memory_limits: dict[BatchKey, int] = field(default_factory=dict)  # rows known to fit the memory
     _num_iterations: dict[BatchKey, int] = field(default_factory=dict)  # planned
     _knees: dict[BatchKey, int] = field(default_factory=dict)  # as of the last `refresh_knees`
@@ -291,6 +292,7 @@ class CostModel:
             for batch_key in [batch_key for batch_key in values if batch_key.model == model]:
                 del values[batch_key]
         self.text_encode_s_by_model.pop(model, None)
+        self.packed_models.discard(model)
 
     def decay_slowdown(self, seconds: float) -> None:
         """Decay the slowdown after `seconds` without measurements."""

@@ -167,23 +167,24 @@ class IterationPlan:
 
 
 class BatchPlan(Struct, frozen=True):
-    """A model call for texts of one batch key, padded to the longest. Made by `BatchScheduler.plan`."""
+    """A model call for texts of one batch key, padded to the longest or packed. Made by `BatchScheduler.plan`."""
 
     session: int  # that executes it, from 0; no other plan has it until this one is committed
     batch_key: BatchKey
     rows: tuple[ItemId, ...]
     num_tokens: tuple[int, ...]  # tokens of each row, without padding
     is_alone: bool = False  # no other plan is made until this one is committed
+    is_packed: bool = False  # it is computed without padding
 
     @property
     def length(self) -> int:
-        """Tokens of each row, padding included."""
+        """Tokens of the longest row."""
         return max(self.num_tokens)
 
     @property
     def padded_tokens(self) -> int:
         """Tokens that the call computes, padding included."""
-        return len(self.rows) * self.length
+        return sum(self.num_tokens) if self.is_packed else len(self.rows) * self.length
 
 
 Phase = Literal["evictions", "encodes", "joins", "steps", "decodes"]

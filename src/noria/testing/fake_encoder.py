@@ -42,7 +42,7 @@ def fake_vector(token_ids: ArrayLike, dimensions: int = FAKE_ENCODER.dimensions)
 class FakeSession:
     """A session whose batches call `on_batch` first, which may wait or raise. Keeps the sizes of all batches."""
 
-    is_faster_alone = False
+    is_faster_alone = is_packed = False
 
     def __init__(
         self,

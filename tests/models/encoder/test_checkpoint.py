@@ -15,7 +15,8 @@ from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.frontend.services.texts.scores import scores, similarities
 from noria.models.catalog import open_model_of
-from noria.models.encoder.checkpoint import load, pool
+from noria.models.encoder.checkpoint import load
+from noria.models.encoder.pooling import PaddedTexts, pool
 from noria.protocol.text import EncoderModelSpec, Pooling, Similarity
 
 
@@ -27,7 +28,7 @@ def test_pooling_equals_that_of_sentence_transformers(mode: Pooling) -> None:
     hidden = torch.randn(3, 7, 5)
     mask = (torch.arange(7) < torch.tensor([[7], [3], [1]])).long()
     theirs = TheirPooling(5, pooling_mode=mode)({"token_embeddings": hidden, "attention_mask": mask})
-    torch.testing.assert_close(pool(mode, hidden, mask.unsqueeze(-1)), theirs["sentence_embedding"])
+    torch.testing.assert_close(pool(mode, hidden, PaddedTexts(mask)), theirs["sentence_embedding"])
 
 
 def test_what_chooses_code_is_removed_from_the_configuration(

@@ -139,6 +139,25 @@ def test_one_client_alone_is_served_in_the_order_of_arrival():
     assert orders[0] == orders[1]
 
 
+def test_a_model_without_padding_takes_texts_in_order_and_fills_the_tokens():
+    scheduler = make_scheduler()
+    scheduler.costs.packed_models.add(TEXT_KEY.model)
+    for name, num_tokens in (("a", (3, 200)), ("b", (10,)), ("c", (299,)), ("d", (1,))):
+        submit(scheduler, name, *num_tokens)
+    plan, _ = run_batch(scheduler)
+    assert (names(plan), plan.num_tokens, plan.padded_tokens) == (["a", "a", "b", "c"], (200, 3, 10, 299), 512)
+    assert names(scheduler.plan(0.0)) == ["d"]
+
+
+def test_a_model_without_padding_takes_no_text_of_another_priority_and_few_of_each_other_client():
+    scheduler = make_scheduler(policy=POLICIES["fair"], max_rows=4)
+    scheduler.costs.packed_models.add(TEXT_KEY.model)
+    submit(scheduler, "low", 30, priority="low", client="c")
+    submit(scheduler, "own", 30, 30, client="a")
+    submit(scheduler, "heap", *[20] * 9, client="b")
+    assert names(scheduler.plan(0.0)) == ["own", "own", "heap"]
+
+
 def test_models_share_no_batch():
     scheduler = make_scheduler()
     submit(scheduler, "a", 30)
@@ -409,8 +428,9 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
         costs=st.booleans(),
         wait_s=st.sampled_from([0.0, 1.0]),
         is_faster_alone=st.booleans(),
+        packed_models=st.sampled_from([set(), {TEXT_KEY.model}]),
     )
-    def start(self, policy, costs, wait_s, is_faster_alone):
+    def start(self, policy, costs, wait_s, is_faster_alone, packed_models):
         self.scheduler = BatchScheduler(
             num_sessions=2,
             max_rows=3,
@@ -422,6 +442,7 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
             policy=POLICIES[policy],
             costs=known_costs() if costs else CostModel(),
         )
+        self.scheduler.costs.packed_models |= packed_models
 
     def __init__(self):
         super().__init__()

@@ -60,18 +60,23 @@ def corpus_rows(spec: EncoderModelSpec) -> list[Row]:
 
 
 def measure_fidelity(spec: EncoderModelSpec, reference: Session, session: Session, rows: Sequence[Row]) -> Fidelity:
-    """Compute `rows` with both sessions, and compare the results of each text, or token if tokens are classified.
+    """Compute `rows` with both sessions, and compare the results."""
+    return compare(spec, compute(reference, rows), compute(session, rows))
+
+
+def compare(spec: EncoderModelSpec, right: Sequence[FloatArray], got: Sequence[FloatArray]) -> Fidelity:
+    """Compare the results of each text, or token if they are of tokens.
 
     For embeddings it is the cosine. For labels it is 1 - the largest difference of a score: a logit has no direction.
     """
-    results = zip(compute(reference, rows), compute(session, rows), strict=True)
-    values = [_likeness(spec, right, got) for right, got in results]
+    values = [_likeness(spec, *results) for results in zip(right, got, strict=True)]
     return Fidelity(float(np.min(values)), float(np.mean(values)), len(values))
 
 
 def _likeness(spec: EncoderModelSpec, right: FloatArray, got: FloatArray) -> float:
     if spec.task in ("embedding", "sparse_embedding"):
-        return float(right.ravel() @ got.ravel() / (np.linalg.norm(right) * np.linalg.norm(got)))
+        norms = np.linalg.norm(right) * np.linalg.norm(got)
+        return float(right.ravel() @ got.ravel() / norms) if norms else float(np.array_equal(right, got))
     if spec.task == "token_embedding":
         norms = np.linalg.norm(right, axis=1) * np.linalg.norm(got, axis=1)
         return float(((right * got).sum(1) / norms).min())

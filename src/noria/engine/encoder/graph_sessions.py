@@ -24,7 +24,7 @@ class GraphSession:
     def __init__(self, graph: OnnxFile, run: GraphRun, run_alone: GraphRun | None = None) -> None:
         """`run_alone` uses the threads of all sessions; None: there is no such one."""
         self._inputs, self._run, self._run_alone = graph.record.inputs, run, run_alone or run
-        self.is_faster_alone = run_alone is not None
+        self.is_faster_alone, self.is_packed = run_alone is not None, False
 
     def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:
         """Compute rows of one kind; see `Session.run`."""

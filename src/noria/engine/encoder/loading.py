@@ -34,6 +34,7 @@ _log = logging.getLogger("noria.engine")
 
 _CPU_TEXTS, _CPU_TOKENS = 8, 512  # above 2,000 tokens a token costs a third more there
 _GPU_TEXTS, _GPU_TOKENS = 64, 16_384
+_PACKED_TEXTS = 256  # short texts fill the tokens of a batch, of which no padding is computed
 _BUDGET_S = 2.0  # for the measurements of a model
 _MEASURED_LENGTHS = (16, 32, 64, 128, 256, 512)
 
@@ -98,8 +99,9 @@ def make_runtime(
 ) -> BatchRuntime[PreparedTextRequest]:
     """Return the runtime of loaded models."""
     on_cpu = device == "cpu"
+    gpu_texts = _PACKED_TEXTS if all(sessions[0].is_packed for sessions in models.values()) else _GPU_TEXTS
     max_texts = (
-        (_CPU_TEXTS if on_cpu else _GPU_TEXTS) if config.encoder_batch_texts == "auto" else config.encoder_batch_texts
+        (_CPU_TEXTS if on_cpu else gpu_texts) if config.encoder_batch_texts == "auto" else config.encoder_batch_texts
     )
     max_tokens = (
         (_CPU_TOKENS if on_cpu else _GPU_TOKENS)
@@ -124,8 +126,8 @@ def make_runtime(
         costs=costs,
     )
     changes = _ModelChanges(executor, scheduler, device, load_more, lambda spec: precision_of(spec, config, device))
-    for spec in models:
-        changes.add(spec)
+    for spec, sessions in models.items():
+        changes.add(spec, sessions)
     return BatchRuntime(
         executor,
         scheduler,
@@ -156,9 +158,11 @@ class _ModelChanges:
         self._specs: dict[ModelKey, EncoderModelSpec] = {}  # specs of the models that serve
         self.precisions: dict[ModelKey, ModelPrecision] = {}
 
-    def add(self, spec: EncoderModelSpec) -> None:
+    def add(self, spec: EncoderModelSpec, sessions: Sequence[Session]) -> None:
         """Record a model that serves from now on."""
         self._specs[spec.key], self.precisions[spec.key] = spec, self._precision_of(spec)
+        if sessions[0].is_packed:
+            self._scheduler.costs.packed_models.add(spec.key)
 
     def load_beside(self, spec: ModelSpec) -> LoadedModel:
         """Load, warm up and test a model; the costs are those of a model of the same architecture.
@@ -183,7 +187,7 @@ class _ModelChanges:
 
         def add() -> None:
             known.add(costs if alike is None else known.copy_as(alike, spec.key))
-            self.add(spec)
+            self.add(spec, sessions)
             self._executor.add(spec, sessions)
             self._choose_alone()
 

@@ -16,12 +16,13 @@ import msgspec
 from noria.config import EngineConfig
 from noria.engine.encoder.fidelity import check_fidelity
 from noria.engine.encoder.graph_sessions import load_int8, load_onnx, load_openvino
+from noria.engine.encoder.packing_choice import PACKED_MIN_FIDELITY, choose_packing
 from noria.engine.resources.fidelity import read_fidelity
 from noria.errors import ConfigError
 from noria.extras import require
 from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import find_or_export, model_cache
-from noria.models.encoder.token_rows import FloatArray, ImageRow, Row, Session, image_part
+from noria.models.encoder.token_rows import PIXELS, FloatArray, ImageRow, Row, Session, image_part
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.cpuinfo import cpu_model
 from noria.observe.logs.log_record import fields
@@ -58,6 +59,11 @@ def load_sessions(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
             extra=fields(event="unread_keys", model=spec.name),
         )
     device = find_device(device)
+    if config.encoder_packing == "on" and not uses_torch(config, device):
+        raise ConfigError(
+            "engine.encoder_packing is 'on', and ONNX Runtime or OpenVINO computes text encoders, which pad. Use auto, "
+            "a GPU, or engine.encoder_backend torch."
+        )
     sessions = _load_checked(spec, config, device)
     if spec.image_input is None:
         return sessions
@@ -71,6 +77,7 @@ class TwoTowerSession:
     def __init__(self, texts: Session, images: Session) -> None:
         self._texts, self._images = texts, images
         self.is_faster_alone = texts.is_faster_alone and images.is_faster_alone
+        self.is_packed = texts.is_packed
 
     def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:
         """Compute texts and images; see `Session.run`."""
@@ -86,6 +93,7 @@ def _load_checked(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
     """Load a model, or a tower of one, and compare a faster form with float32."""
     precision, cache = resolve_precision(config, device), cache_folder(config.cache_dir, os.environ)
     sessions = _load(spec, config, device, precision, cache)
+    _choose_packing(spec, config, device, precision, sessions[0])
     if precision != "float32":
         check_fidelity(
             spec,
@@ -95,6 +103,19 @@ def _load_checked(spec: EncoderModelSpec, config: EngineConfig, device: str) -> 
             fidelity_file(spec, config, device),
         )
     return sessions
+
+
+def _choose_packing(
+    spec: EncoderModelSpec, config: EngineConfig, device: str, precision: str, session: Session
+) -> None:
+    mode = config.encoder_packing
+    if mode == "off" or spec.inputs == PIXELS or (mode == "auto" and device == "cpu"):
+        return
+    from noria.engine.encoder.torch_session import TorchSession
+
+    assert isinstance(session, TorchSession)
+    min_fidelity = PACKED_MIN_FIDELITY if precision == "float32" else config.encoder_min_fidelity
+    choose_packing(spec, session, mode, min_fidelity)
 
 
 def precision_of(spec: EncoderModelSpec, config: EngineConfig, device: str) -> ModelPrecision:

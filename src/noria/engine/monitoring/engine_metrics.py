@@ -63,7 +63,7 @@ class EngineMetrics:
         if not batch.result.fits:
             add_all(*amounts, (series(declarations.OUT_OF_MEMORY, name, "steps"), 1))  # the phase of the model call
             return
-        num_ok, num_padding = num_rows - len(batch.result.failed), num_rows * length - num_tokens
+        num_ok, num_padding = num_rows - len(batch.result.failed), batch.plan.padded_tokens - num_tokens
         values = num_ok, num_rows, num_tokens, num_padding, 1, batch.seconds, batch.seconds
         add_all(*amounts, *zip(others, values, strict=True))
         _count_by_key(executed.tokens_by_client, busy_s)

@@ -45,6 +45,17 @@ OFFSET_POSITIONS = frozenset(
 )
 """Model types that number tokens from `pad_token_id` + 1: the first rows of their position table are not tokens'."""
 
+PACKED = frozenset(CLASS_PREFIXES) - {
+    "deberta",  # these have attention of their own, which transformers' interface does not reach
+    "deberta-v2",
+    "megatron-bert",
+    "mpnet",
+    "rembert",
+    "roformer",
+    "squeezebert",
+}
+"""Model types whose texts can follow each other in one sequence, without padding."""
+
 HEADS: Mapping[str, EncoderTask] = {
     "Model": "embedding",
     "ForSequenceClassification": "classification",

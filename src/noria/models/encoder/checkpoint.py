@@ -21,6 +21,7 @@ from noria.extras import require
 from noria.models.encoder.architectures import CAUSAL
 from noria.models.encoder.config_files import read_config
 from noria.models.encoder.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.pooling import PaddedTexts, Texts, pool, pool_sparsely
 from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
 from noria.models.encoder.token_rows import PIXELS
 from noria.models.encoder.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
@@ -69,7 +70,7 @@ class EncoderModule(torch.nn.Module):
         super().__init__()
         self._normalizes_tokens = normalizes_tokens
         self.model, self.pooling, self._splade, self._is_causal = model, pooling, splade, is_causal
-        self._output = output
+        self.output = output
         fill_1L = None if fill is None else torch.full((1, fill[1]), fill[0])
         self.register_buffer("_fill_1L", fill_1L, persistent=False)
         self.dense = torch.nn.ModuleList(
@@ -102,12 +103,14 @@ class EncoderModule(torch.nn.Module):
             inputs["attention_mask"] = attention_mask
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
-        result: torch.Tensor = self.model(**inputs)[self._output]
+        return self.finish(self.model(**inputs)[self.output], PaddedTexts(attention_mask))
+
+    def finish(self, result: torch.Tensor, texts: Texts) -> torch.Tensor:
+        """Compute what follows transformers' model, of its result."""
         if self.pooling:
-            mask_BT1 = attention_mask.unsqueeze(-1)
-            result = torch.cat([pool(mode, result.float(), mask_BT1) for mode in self.pooling], dim=-1)
+            result = torch.cat([pool(mode, result.float(), texts) for mode in self.pooling], dim=-1)
         if self._splade is not None:
-            return pool_sparsely(self._splade, result.float(), attention_mask.unsqueeze(-1))
+            return pool_sparsely(self._splade, result.float(), texts)
         for dense, normalizes_first in zip(self.dense, self._normalizes_first, strict=True):
             result = dense(torch.nn.functional.normalize(result, dim=-1) if normalizes_first else result.float())
         return torch.nn.functional.normalize(result, dim=-1) if self._normalizes_tokens else result.float()
@@ -131,36 +134,6 @@ class ImageModule(torch.nn.Module):
         values_B3SS = pixels_BSS3.permute(0, 3, 1, 2).float() * self.scale_311 + self.shift_311
         result: torch.Tensor = self.model(pixel_values=values_B3SS.to(self.model.dtype))[self._output]
         return result.float()
-
-
-def pool(mode: Pooling, hidden_BTD: torch.Tensor, mask_BT1: torch.Tensor) -> torch.Tensor:
-    """Combine the tokens of each text, as sentence-transformers' Pooling does, to [B, D]."""
-    weights_BT1 = mask_BT1.to(hidden_BTD.dtype)
-    match mode:
-        case "cls":
-            return hidden_BTD[:, 0]
-        case "max":
-            return hidden_BTD.masked_fill(mask_BT1 == 0, float("-inf")).amax(1)
-        case "mean":
-            return (hidden_BTD * weights_BT1).sum(1) / weights_BT1.sum(1)
-        case "mean_sqrt_len_tokens":
-            return (hidden_BTD * weights_BT1).sum(1) / weights_BT1.sum(1).sqrt()
-        case "weightedmean":
-            weights_BT1 = weights_BT1.cumsum(1) * weights_BT1
-            return (hidden_BTD * weights_BT1).sum(1) / weights_BT1.sum(1)
-        case "lasttoken":
-            last_B = mask_BT1.squeeze(-1).sum(1) - 1
-            return hidden_BTD.gather(1, last_B[:, None, None].expand(-1, 1, hidden_BTD.shape[-1])).squeeze(1)
-
-
-def pool_sparsely(splade: Splade, logits_BTV: torch.Tensor, mask_BT1: torch.Tensor) -> torch.Tensor:
-    """Combine the logits of each text's tokens, as sentence-transformers' SpladePooling does, to [B, V]."""
-    masked_BTV = (logits_BTV * mask_BT1).relu()
-    pooled = masked_BTV.amax(1) if splade.strategy == "max" else masked_BTV  # the logarithm keeps the order
-    pooled = pooled.log1p()
-    if splade.activation == "log1p_relu":
-        pooled = pooled.log1p()
-    return pooled if splade.strategy == "max" else pooled.sum(1)
 
 
 def load(

@@ -51,8 +51,13 @@ class Session(Protocol):
     is_faster_alone: bool
     """Whether it uses more threads for a batch that runs alone."""
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it computes texts without padding, so that a batch costs by its tokens."""
+        ...
+
     def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:
-        """Compute texts, padded to the longest, and return what belongs to each, without padding; images likewise.
+        """Compute texts, padded to the longest or packed, and return what belongs to each; images likewise.
 
         That is [dimensions], not normalized, or [tokens, labels or dimensions] if results are of tokens. `is_alone`
         says that no other session of the device runs meanwhile. Releases the interpreter lock while it computes.
@@ -96,6 +101,51 @@ def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, In
         if row.type_ids is not None:
             types[index, :length] = row.type_ids
     return {name: tensors[name] for name in names}
+
+
+def pack(
+    rows: Sequence[TokenRow], names: Sequence[str], pad_id: int | None, num_texts: int = 0, num_tokens: int = 0
+) -> list[NDArray[Any]]:
+    """Return rows one after the other, filled up with empty ones to `num_texts`, and to `num_tokens` with tokens.
+
+    Each tensor is [1, numbers]: token ids, their positions, the text of each token (`num_texts` if it belongs to none,
+    or others do not attend to it), int32 offsets of the texts and the end, numbers of tokens to which others attend,
+    and token types if `names` has them. Positions are from 0, or as RoBERTa's: after `pad_id`, which has itself.
+    """
+    lengths = [len(row.ids) for row in rows]
+    total, num_texts = sum(lengths), max(num_texts, len(rows))
+    num_tokens = max(num_tokens, total)
+    ids, positions, types = np.zeros((3, 1, num_tokens), np.int64)
+    texts, num_seen = np.full((1, num_tokens), num_texts), np.zeros((1, num_texts), np.int64)
+    offsets = np.full((1, num_texts + 1), total, np.int32)
+    offsets[0, : len(rows)] = np.cumsum([0, *lengths[:-1]])
+    num_seen[0, : len(rows)] = [row.num_seen or length for row, length in zip(rows, lengths, strict=True)]
+    ids[0, :total] = np.concatenate([row.ids for row in rows])
+    starts = np.repeat(offsets[0, : len(rows)], lengths)
+    places = np.arange(total) - starts
+    is_seen = places < np.repeat(num_seen[0, : len(rows)], lengths)
+    texts[0, :total] = np.where(is_seen, np.repeat(np.arange(len(rows)), lengths), num_texts)
+    if pad_id is None:
+        positions[0, :total] = places
+    else:
+        is_counted = ids[0, :total] != pad_id
+        counts = np.cumsum(is_counted)
+        positions[0, :total] = pad_id + (counts - (counts - is_counted)[starts]) * is_counted
+    tensors = [ids, positions, texts, offsets, num_seen]
+    if INPUTS[2] in names:
+        for start, row in zip(offsets[0], rows, strict=False):
+            if row.type_ids is not None:
+                types[0, start : start + len(row.ids)] = row.type_ids
+        tensors.append(types)
+    return tensors
+
+
+def unpack(result: FloatArray, rows: Sequence[TokenRow]) -> list[FloatArray]:
+    """Return what belongs to each of packed rows, of a result by text or [1, tokens, …] by token."""
+    if result.ndim == 2:
+        return [*result[: len(rows)]]
+    ends = np.cumsum([len(row.ids) for row in rows])
+    return [result[0, end - len(row.ids) : end] for end, row in zip(ends, rows, strict=True)]
 
 
 def unpad(result: FloatArray, rows: Sequence[Row]) -> list[FloatArray]:

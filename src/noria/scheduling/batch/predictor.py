@@ -1,12 +1,12 @@
 """Predicts the start and finish of each request, and the duration of the accepted work.
 
-A call's duration is its curve of the cost model: an overhead, and seconds per token, padding included. The device time
-of waiting texts is that of their tokens in batches that use the whole budget, times the *work ratio*: how much longer
-measured batches took, because of padding and overhead. It is learned only from batches that left texts waiting, since
-smaller ones say nothing of what a full queue takes. A request starts when a session is free and the work ahead of it is
-done; the sessions share that work equally. Its texts may start earlier, as company of others, or later, behind texts
-that others send: the *corrections* (`corrections.py`), of requests that had to wait, account for that on average. They
-apply to predictions that are shown. Deadlines are judged without them.
+A call's duration is its curve of the cost model: an overhead, and seconds per token, padding included, which models
+that pack do not have. The device time of waiting texts is that of their tokens in batches that use the whole budget,
+times the *work ratio*: how much longer measured batches took, because of padding and overhead. It is learned only from
+batches that left texts waiting, since smaller ones say nothing of what a full queue takes. A request starts when a
+session is free and the work ahead of it is done; the sessions share that work equally. Its texts may start earlier, as
+company of others, or later, behind texts that others send: the *corrections* (`corrections.py`), of requests that had
+to wait, account for that on average. They apply to predictions that are shown. Deadlines are judged without them.
 """
 
 import math
@@ -142,8 +142,11 @@ class FinishPredictor:
         """Duration of the waiting texts of a request on an idle server; it must have some."""
         batch_key, longest = active.request.batch_key, active.longest
         num_rows = -(-len(active.waiting) // self.num_sessions)
-        if num_rows <= self.max_rows and num_rows * longest <= self.token_limit(batch_key):
-            return self.batch_s(batch_key, num_rows * longest)
+        num_tokens = num_rows * longest
+        if batch_key.model in self.costs.packed_models:
+            num_tokens = max(-(-active.waiting_tokens // self.num_sessions), longest)
+        if num_rows <= self.max_rows and num_tokens <= self.token_limit(batch_key):
+            return self.batch_s(batch_key, num_tokens)
         return max(self.work_s(batch_key, active.waiting_tokens), self.batch_s(batch_key, longest))
 
     # Requests.

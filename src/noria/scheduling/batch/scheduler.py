@@ -5,10 +5,10 @@ Rules:
     `max_wait_s`, and not once it is full; a text never waits while the device is idle.
   - The first request in the policy's order, without deadlines and priorities the oldest, leads: its longest waiting
     text is in the batch. So no request starves.
-  - Its company are texts of its model and priority of similar length (`selection.py`): at most `max_rows`, at most
-    `token_budget` tokens with padding, and no more than the leader's deadline allows or than their company is worth.
-    They are of the first requests only (`_POOL_BATCHES`), so that a text of a rare length is not overtaken by all
-    others. Texts of other priorities take rows that are left, if they make the batch no longer.
+  - Its company are texts of its model and priority, of similar length (`selection.py`) or, without padding, the next:
+    at most `max_rows`, at most `token_budget` tokens, padding included, and no more than the leader's deadline allows
+    or than their company is worth. They are of the first requests only (`_POOL_BATCHES`), so that a text of a rare
+    length is not overtaken by all others. Texts of other priorities take rows that make the batch no longer.
   - No batch takes more than its session's share of all texts in flight and waiting: an idle session must find work.
     So the texts of one request can be in several batches.
   - A request that would wait too long, miss its deadline, or make another miss an accepted one, is rejected at once
@@ -35,7 +35,7 @@ import msgspec
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.batch.admission import AdmissionControl
 from noria.scheduling.batch.predictor import FinishPredictor, RunningBatch
-from noria.scheduling.batch.selection import BatchLimits, num_to_fill, select_window
+from noria.scheduling.batch.selection import BatchLimits, num_to_fill, num_to_pack, select_window
 from noria.scheduling.batch.text_table import ActiveRequest, Rank, TextTable, WaitingText
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import (
@@ -188,15 +188,14 @@ class BatchScheduler:
             self._wait_ends_at = wait_ends_at
             return None
         batch_key = leader.request.batch_key
-        num_tokens = tuple([text.num_tokens for text in texts])
-        plan = BatchPlan(session, batch_key, tuple([text.row for text in texts]), num_tokens)
+        rows, num_tokens = tuple([text.row for text in texts]), tuple([text.num_tokens for text in texts])
+        plan = BatchPlan(session, batch_key, rows, num_tokens, is_packed=batch_key.model in self.costs.packed_models)
         members = tuple([self._table.requests[text.attempt_id] for text in texts])
         self._table.take(texts)
-        left_waiting = self._table.waiting_tokens[batch_key] > 0
         if self.is_faster_alone and not running and not self._table.num_waiting and self._num_lone >= _NUM_LONE:
             plan = msgspec.structs.replace(plan, is_alone=plan.padded_tokens >= _LONE_MIN_TOKENS)
         expected_s = self._predictor.batch_s(batch_key, plan.padded_tokens)
-        running[session] = RunningBatch(plan, members, now, left_waiting, expected_s)
+        running[session] = RunningBatch(plan, members, now, self._table.waiting_tokens[batch_key] > 0, expected_s)
         return plan
 
     def next_deadline(self) -> float | None:
@@ -304,9 +303,12 @@ class BatchScheduler:
             num_sessions=self.num_sessions,
         )
         num_clients = len(self._table.waiting_by_client)
-        shares = self._is_fair and num_clients > 1
-        max_of_other = max(limits.max_rows // num_clients, 1) if shares else None
+        max_of_other = max(limits.max_rows // num_clients, 1) if self._is_fair and num_clients > 1 else None
         pool_requests = _POOL_BATCHES * self.max_rows
+        if batch_key.model in self.costs.packed_models:
+            chosen = self._table.in_turn(leader, limits.max_rows, pool_requests, max_of_other)
+            count = num_to_pack([text.num_tokens for text in chosen], limits)
+            return chosen[:count], self._table.num_waiting >= self.max_rows or count < len(chosen)
         similar, position = self._table.similar(first, leader, self.max_rows, pool_requests, max_of_other)
         start, end = select_window([text.num_tokens for text in similar], position, limits)
         chosen = similar[start:end]
@@ -314,12 +316,10 @@ class BatchScheduler:
         for group, texts in self._table.groups.items() if not leader.exclusive else ():
             if group.batch_key == batch_key and group != leader.group and not group.exclusive_id:
                 shorter = texts[: bisect_right(texts, length, key=lambda text: text.num_tokens)]
-                chosen_tokens = [text.num_tokens for text in chosen]
-                count = num_to_fill(chosen_tokens, [text.num_tokens for text in shorter], limits)
+                count = num_to_fill([text.num_tokens for text in chosen], [text.num_tokens for text in shorter], limits)
                 chosen = chosen + shorter[len(shorter) - count :]
         # Texts of other lengths that would fill a batch must not wait for the leader's company.
-        is_full = self._table.num_waiting >= self.max_rows or (len(chosen) + 1) * length > limits.max_tokens
-        return chosen, is_full
+        return chosen, self._table.num_waiting >= self.max_rows or (len(chosen) + 1) * length > limits.max_tokens
 
     def _num_waiting_beside(self, leader: ActiveRequest) -> int:
         """Return how many texts wait; where clients share fairly, of no client more than of the leader's.

@@ -180,6 +180,27 @@ class TextTable:
         )
         return [*reversed(shorter), text, *longer], len(shorter)
 
+    def in_turn(
+        self, active: ActiveRequest, num_texts: int, num_requests: int, max_of_other: int | None = None
+    ) -> list[WaitingText]:
+        """Return the first waiting texts of the group of `active`, the first request, in the policy's order.
+
+        They are of the first `num_requests`, of each the longest first, at most `num_texts`, and at most `max_of_other`
+        of another client (None: any number).
+        """
+        texts: list[WaitingText] = []
+        num_by_client: Counter[str] = Counter()
+        for place in self._order[:num_requests]:
+            other, room = place.active, num_texts - len(texts)
+            client = other.request.client
+            if max_of_other is not None and client != active.request.client:
+                room = min(room, max_of_other - num_by_client[client])
+            if other.group == active.group:
+                chosen = [_waiting_text(other, index) for index in islice(other.waiting, room)]
+                num_by_client[client] += len(chosen)
+                texts += chosen
+        return texts
+
     def _of_pool(
         self, side: Iterable[WaitingText], pool: Container[str], own: str, max_of_other: int | None
     ) -> Iterator[WaitingText]:

@@ -1,0 +1,145 @@
+"""Chooses by measurement whether a text encoder's batches are packed or padded.
+
+Texts of many lengths, as a queue has them, are computed both ways: padded in batches of similar lengths, which the
+scheduler would make of them, and packed as they come. A text alone is computed both ways, too.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from noria.engine.encoder.fidelity import compare
+from noria.errors import ModelError
+from noria.models.encoder.token_rows import FloatArray, TokenRow
+from noria.observe.logs.log_record import fields
+from noria.protocol.text import EncoderModelSpec
+
+_log = logging.getLogger(__name__)
+
+_BATCH, _NUM_BATCHES = 32, 4  # texts
+_MEDIAN_TOKENS, _SPREAD = 48, 0.9  # log-normal, as the texts of the scheduler's simulations
+_LONE_TOKENS = 24
+_NUM_ROUNDS = 3  # the first computes a new shape, the second captures it
+
+PACKED_MIN_FIDELITY = 0.9999
+"""The least fidelity of packed batches in float32."""
+
+Run = Callable[[Sequence[TokenRow]], list[FloatArray]]
+
+
+class PackingSession(Protocol):
+    """A session that can compute both ways."""
+
+    packed_from: int | None
+    """The number of texts from which on a batch is packed; None: none is."""
+
+    @property
+    def why_padded(self) -> str:
+        """Why texts cannot be packed; empty: they can."""
+        ...
+
+    def run_padded(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+        """Compute texts, padded to the longest."""
+        ...
+
+    def run_packed(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+        """Compute texts one behind the other."""
+        ...
+
+
+class PackingTimes(Struct, frozen=True):
+    """Seconds of the same texts both ways, and of a text alone."""
+
+    num_texts: int
+    num_tokens: int
+    padded_s: float
+    packed_s: float
+    lone_padded_s: float
+    lone_packed_s: float
+    fidelity: float  # fidelity of the packed results, 1 being equal
+
+    @property
+    def packed_from(self) -> int | None:
+        """The number of texts from which on packing is no slower; None: it is always slower."""
+        if self.packed_s > self.padded_s:
+            return None
+        return 1 if self.lone_packed_s <= self.lone_padded_s else 2
+
+
+def choose_packing(
+    spec: EncoderModelSpec,
+    session: PackingSession,
+    mode: Literal["auto", "on"],
+    min_fidelity: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Set from how many texts on `session` packs batches: where it is faster, or with "on" always.
+
+    Raises ModelError: `mode` is "on", and the model cannot be packed, or differs by more than `min_fidelity` allows.
+    """
+    if mode == "auto" and session.why_padded:
+        return
+    try:
+        if session.why_padded:
+            raise ModelError(session.why_padded)
+        times = measure_packing(spec, session, clock)
+        if not times.fidelity >= min_fidelity:  # NaN is rejected, too
+            raise ModelError(f"packed texts have other results than padded ones: fidelity {times.fidelity:.5f}")
+    except Exception as error:  # also of kernels that this GPU or torch has not
+        message = " ".join((str(error) or type(error).__name__).split())
+        if mode == "on":
+            raise ModelError(
+                f"{spec.name} cannot compute packed batches: {message.rstrip('.')}. Use engine.encoder_packing auto."
+            ) from error
+        extra = fields(event="packing_failed", model=spec.name)
+        _log.warning("%s keeps padded batches: %s", spec.name, message, extra=extra)
+        return
+    session.packed_from = 1 if mode == "on" else times.packed_from
+    _log.info(
+        "%s computes %s batches: %d texts took %.1f ms padded, %.1f ms packed",
+        spec.name,
+        "padded" if session.packed_from is None else "packed",
+        times.num_texts,
+        1e3 * times.padded_s,
+        1e3 * times.packed_s,
+        extra=fields(event="packing_chosen", model=spec.name, packed_from=session.packed_from),
+    )
+
+
+def measure_packing(
+    spec: EncoderModelSpec,
+    session: PackingSession,
+    clock: Callable[[], float] = time.perf_counter,
+    batch_texts: int = _BATCH,
+) -> PackingTimes:
+    """Compute texts of many lengths both ways, in batches of `batch_texts`. Raises whatever the session raises."""
+    rng, num_texts = np.random.default_rng(0), _NUM_BATCHES * batch_texts
+    lengths = np.exp(rng.normal(np.log(_MEDIAN_TOKENS), _SPREAD, num_texts)).clip(1, spec.max_length).astype(int)
+    rows = [TokenRow(rng.integers(0, spec.vocab_size, length)) for length in lengths]
+    lone = [[TokenRow(rng.integers(0, spec.vocab_size, min(_LONE_TOKENS, spec.max_length)))]]
+    order = np.argsort(lengths, kind="stable")
+    starts = range(0, num_texts, batch_texts)
+    as_they_come = [rows[start : start + batch_texts] for start in starts]
+    by_length = [[rows[place] for place in order[start : start + batch_texts]] for start in starts]
+    packed_s, packed = _measure(session.run_packed, as_they_come, clock)  # first, for it may fail
+    padded_s, padded = _measure(session.run_padded, by_length, clock)
+    lone_padded_s, _ = _measure(session.run_padded, lone, clock)
+    lone_packed_s, _ = _measure(session.run_packed, lone, clock)
+    fidelity = compare(spec, padded, [packed[place] for place in order]).min
+    return PackingTimes(num_texts, int(lengths.sum()), padded_s, packed_s, lone_padded_s, lone_packed_s, fidelity)
+
+
+def _measure(
+    run: Run, batches: Sequence[Sequence[TokenRow]], clock: Callable[[], float]
+) -> tuple[float, list[FloatArray]]:
+    """Return the seconds of the fastest round, and its results."""
+    seconds, results = [], list[FloatArray]()
+    for _ in range(_NUM_ROUNDS):
+        started = clock()
+        results = [result for batch in batches for result in run(batch)]
+        seconds.append(clock() - started)
+    return min(seconds), results
