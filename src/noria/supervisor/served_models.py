@@ -10,6 +10,7 @@ from noria.errors import ConfigError
 from noria.models.catalog import open_model
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.embedding_folders import EmbeddingFolders
+from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.location import is_single_file
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
@@ -28,9 +29,9 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet, a refiner or a
-            safety classifier is for no model, or a VAE or parts are given and no single file.
-        ModelError: a model, a ControlNet, a refiner or a safety classifier cannot be served.
+        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet, an IP-Adapter, a
+            refiner or a safety classifier is for no model, or a VAE or parts are given and no single file.
+        ModelError: a model or one of these cannot be served.
     """
     LoraFolders.of(config.engine).check_folders()
     EmbeddingFolders.of(config.engine).check_folders()
@@ -53,6 +54,7 @@ def open_models(config: Config) -> list[AnyModelSpec]:
             )
         models[model_spec.name] = model_spec
     ControlNetFolders.of(config.engine).check(list(models.values()))
+    IpAdapterFiles.of(config.engine).check(list(models.values()))
     RefinerFolders.of(config.engine).check(list(models.values()))
     SafetyFolders.of(config.engine).check(list(models.values()))
     return list(models.values())
