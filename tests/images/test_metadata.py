@@ -9,7 +9,7 @@ from noria import __version__
 from noria.errors import ImageFileError, InvalidField
 from noria.images.metadata import GenerationMetadata, from_json, metadata_for, to_json
 from noria.models.catalog import open_model
-from noria.protocol.diffusion import Refinement, SecondPass
+from noria.protocol.diffusion import IpAdapter, Refinement, SecondPass
 from noria.protocol.request import TwoPassRequestBody
 from noria.protocol.routes import Target
 from noria.testing.requests import make_image_request
@@ -50,6 +50,7 @@ def test_metadata_are_of_one_image_and_complete(bundled_folder):
         width=64,
         height=96,
         n=3,
+        ip_adapter=IpAdapter("plus"),
         refiner=Refinement(),
         second_pass=SecondPass(128, 192, 20, 0.7),
         prompt_syntax="a1111",

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from controlnet_folders import save_controlnet
-from noria.config import Config
+from ip_adapter_files import save_encoder, save_ip_adapter
+from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, ModelError, UnavailableNow
 from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
 from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner
 from noria.models.families import FAMILIES
 from noria.models.hub_adapters import download_hub_adapters
+from noria.models.ip_adapter_files import inspect as inspect_ip_adapter
 from noria.models.lora_folders import LoraFolders
 
 
@@ -154,3 +156,43 @@ def test_of_a_safety_classifier_only_what_it_needs_is_downloaded(
     assert (model, pathlib.Path(folder).name) == ("tiny", "nsfw")
     assert {file.name for file in pathlib.Path(folder).iterdir()} == needed
     assert len(hub_of_controlnets) == 1
+
+
+def test_an_ip_adapter_comes_with_the_image_encoder_beside_it_unless_others_are_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, asked = tmp_path / "hub", list[str]()
+    save_ip_adapter(repository / "sdxl_models" / "a.safetensors", [(16, 32)])
+    for folder in ("sdxl_models", "models"):
+        save_encoder(repository / folder / "image_encoder")
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.extend(allow_patterns)
+        return str(repository)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+    def engine_of(**settings: tuple[str, ...]) -> EngineConfig:
+        config = Config(data_dir=str(tmp_path / "data"))
+        engine = msgspec.structs.replace(config.engine, loras=(), **settings)
+        return download_hub_adapters(msgspec.structs.replace(config, engine=engine), {}).engine
+
+    (entry,) = engine_of(ip_adapters=("tiny=hf://org/ip/sdxl_models/a.safetensors@v1",)).ip_adapters
+    model, _, file = entry.partition("=")
+    assert (model, pathlib.Path(file).name) == ("tiny", "a.safetensors")
+    assert inspect_ip_adapter(pathlib.Path(file), ()).encoder == pathlib.Path(file).parent / "image_encoder"
+    assert "sdxl_models/image_encoder/config.json" in asked
+    asked.clear()
+    engine = engine_of(
+        ip_adapters=("hf://org/ip/sdxl_models/a.safetensors",),
+        ip_adapter_encoders=("hf://org/ip/models/image_encoder",),
+    )
+    encoders = tuple(map(pathlib.Path, engine.ip_adapter_encoders))
+    assert inspect_ip_adapter(pathlib.Path(engine.ip_adapters[0]), encoders).encoder == encoders[0]
+    assert not any(pattern.startswith("sdxl_models/image_encoder") for pattern in asked)
+    for wrong, message in (
+        ("hf://org/ip", r"names no IP-Adapter of the hub\. The form is hf://ORG/NAME/FILE"),
+        ("hf://org/ip/models/no.safetensors", "'org/ip' on the hub has no models/no.safetensors"),
+    ):
+        with pytest.raises((ConfigError, ModelError), match=message):
+            engine_of(ip_adapters=(wrong,))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # The fields of a file's metadata that a new request repeats. Its model is only compared; images are not in it.
 _REPEATED_FIELDS = tuple(
     set(GenerationMetadata.__struct_fields__)
-    & set(TwoPassRequestBody.__struct_fields__) - {"model", "controls", "reference_images"}
+    & set(TwoPassRequestBody.__struct_fields__) - {"model", "controls", "reference_images", "ip_adapter"}
 )
 
 
@@ -147,6 +147,11 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
         named = ", ".join(f"{each.name}:{each.scale:g} (image {each.image_digest}…)" for each in metadata.controls)
         raise InvalidField(
             f"{short_repr(str(source.file))} was made with ControlNets: {named}. Name their images with --control."
+        )
+    if metadata.ip_adapter is not None:
+        raise InvalidField(
+            f"{short_repr(str(source.file))} was made with the IP-Adapter {short_repr(metadata.ip_adapter.name)} and "
+            "an image, which noria generate does not take. Send both to a server: POST /t2i."
         )
     if metadata.reference_images and not images.references:
         digests = ", ".join(f"SHA-256 {each.digest}…" for each in metadata.reference_images)

@@ -60,6 +60,8 @@ def format_metadata(file: pathlib.Path, metadata: "GenerationMetadata") -> str:
         "ControlNets": ", ".join(_describe_control(each) for each in metadata.controls) or None,
         "references": ", ".join(f"{each.width}×{each.height} ({each.digest})" for each in metadata.reference_images)
         or None,
+        "IP-Adapter": (adapter := metadata.ip_adapter)
+        and f"{adapter.name}:{adapter.scale:g} ({adapter.digest}, image {adapter.image_digest})",
         "refiner": metadata.refiner and _describe_refiner(metadata.refiner),
         "second pass": metadata.second_pass and _describe_second_pass(metadata.second_pass),
         "LoRAs": ", ".join(_describe_lora(each) for each in metadata.loras) or None,

@@ -6,6 +6,7 @@ of 16 megapixels takes up to 200 MB while it is decoded and resized.
 
 import contextlib
 import io
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ class ImageFile:
     """A file that is called `name` in errors, of the field that this begins with."""
 
     def __init__(self, name: str, file: bytes) -> None:
-        self.name, self._field = name, name.partition("[")[0]
+        self.name, self._field = name, re.split(r"[.[]", name)[0]
         with self._readable(file[:16]):
             self._chunks: PixelChunks = find_pixels(file)
         size = self._chunks.width_px, self._chunks.height_px

@@ -9,7 +9,16 @@ import msgspec
 
 from noria import __version__
 from noria.errors import ImageFileError, InvalidField, short_repr
-from noria.protocol.diffusion import Control, ImageSettings, Lora, PromptSyntax, Reference, Refinement, SecondPass
+from noria.protocol.diffusion import (
+    Control,
+    ImageSettings,
+    IpAdapter,
+    Lora,
+    PromptSyntax,
+    Reference,
+    Refinement,
+    SecondPass,
+)
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageRequest
 from noria.protocol.routes import Target
@@ -36,6 +45,7 @@ class GenerationMetadata(ImageSettings, frozen=True, omit_defaults=True):
     mask_digest: str | None = None  # digest of its mask's file
     controls: tuple[Control, ...] = ()  # with digests
     reference_images: tuple[Reference, ...] = ()  # likewise
+    ip_adapter: IpAdapter | None = None  # likewise
     refiner: Refinement | None = None  # with name and digest
     second_pass: SecondPass | None = None
     calls: float | None = None  # the share of the model's calls that were made
@@ -77,6 +87,7 @@ def metadata_for(
         mask_digest=request.payload.mask_digest,
         controls=request.payload.controls,
         reference_images=request.payload.reference_images,
+        ip_adapter=request.payload.ip_adapter,
         refiner=request.payload.refiner,
         second_pass=request.payload.second_pass,
         calls=request.payload.calls,

@@ -1,4 +1,4 @@
-"""Turns the files of start images, masks, images of controls and references into the bytes that an engine gets.
+"""Turns the files of start images, masks, images of controls, references and image prompts into an engine's bytes.
 
 The files are untrusted; `image_file.py` reads them.
 """
@@ -26,6 +26,7 @@ from noria.images.reference_size import place_reference
 from noria.protocol.diffusion import DiffusionModelSpec, MaskFill
 
 _HALF = 128
+_MAX_SHAPE = 8  # the longer side of what is resized by the shorter one
 _NUM_DIGEST_CHARS = 12  # as a model's fingerprint
 
 MaskRule = Literal["white", "transparent", "alpha or white"]
@@ -34,7 +35,7 @@ MaskRule = Literal["white", "transparent", "alpha or white"]
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The files of a start image and, if only a part of it is repainted, of its mask; of controls, and references."""
+    """The files of a start image and, if only a part of it is repainted, of its mask; and of other images."""
 
     image: bytes | None = None
     mask: bytes | None = None
@@ -42,13 +43,15 @@ class ImageFiles:
     inverts_mask: bool = False
     controls: tuple[bytes, ...] = ()
     references: tuple[bytes, ...] = ()
+    ip_adapter: bytes | None = None
     resize: ResizeMode = "stretch"  # how the start image and its mask get the size of the request
     mask_use: MaskUse | None = None  # None: the mask is hard, and nothing is pasted
 
     @property
     def num_bytes(self) -> int:
         """The bytes of all files."""
-        return sum(map(len, (self.image or b"", self.mask or b"", *self.controls, *self.references)))
+        files = self.image, self.mask, *self.controls, *self.references, self.ip_adapter
+        return sum(len(file) for file in files if file is not None)
 
 
 class StartImageFacts(NamedTuple):
@@ -75,20 +78,23 @@ class RequestImageFacts(NamedTuple):
     start: StartImageFacts | None = None
     controls: tuple[ImageFacts, ...] = ()
     references: tuple[ImageFacts, ...] = ()
+    ip_adapter: ImageFacts | None = None
 
 
 class RequestImages:
-    """The start image of a request, if it has one, the images of its controls, and its reference images."""
+    """The start image of a request, if it has one, the images of its controls, its references and its IP-Adapter."""
 
     def __init__(self, files: ImageFiles) -> None:
         """Read the sizes in the files. Raises UnreadableImage and InvalidField as `StartImage`."""
         self._start = None if files.image is None else StartImage(files)
         self._controls = [ImageFile(f"controls[{k}].image", file) for k, file in enumerate(files.controls)]
         self._references = [ImageFile(f"{REFERENCES}[{k}]", file) for k, file in enumerate(files.references)]
+        self._ip_adapter = None if files.ip_adapter is None else ImageFile("ip_adapter.image", files.ip_adapter)
         self.facts: RequestImageFacts = RequestImageFacts(
             None if self._start is None else self._start.facts,
             tuple(map(_facts, self._controls, files.controls)),
             tuple(map(_facts, self._references, files.references)),
+            None if self._ip_adapter is None else _facts(self._ip_adapter, files.ip_adapter or b""),
         )
 
     @property
@@ -96,12 +102,12 @@ class RequestImages:
         """The start image if what is generated is pasted into it."""
         return self._start if self._start is not None and self._start.is_pasted else None
 
-    def pixels(self, width_px: int, height_px: int, spec: DiffusionModelSpec) -> bytes:
-        """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each control and reference.
+    def pixels(self, width_px: int, height_px: int, spec: DiffusionModelSpec, ip_adapter_px: int = 0) -> bytes:
+        """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each other image.
 
         Images of controls are resized as start images are, and changed in no other way; if a part of the start image is
-        repainted alone, they are that part, too. References are as the model is shown them, by `reference_size.py`.
-        Raises as `StartImage.pixels`.
+        repainted alone, they are that part, too. References are as the model is shown them, by `reference_size.py`, and
+        of the image of an IP-Adapter it is the middle, with sides of `ip_adapter_px`. Raises as `StartImage.pixels`.
         """
         size_px = width_px, height_px
         frames = [] if self._start is None else [self._start.pixels(*size_px)]
@@ -113,6 +119,9 @@ class RequestImages:
             placement = place_reference(reference.name, reference.size_px, spec)
             with reference.decode() as image:
                 frames.append(_rgb(image, placement.resized_px).crop(placement.box_px).tobytes())
+        if self._ip_adapter is not None:
+            with self._ip_adapter.decode() as image:
+                frames.append(_middle(image, ip_adapter_px).tobytes())
         return b"".join(frames)
 
 
@@ -227,6 +236,22 @@ def _rgb(image: Image.Image, size_px: tuple[int, int], mode: ResizeMode = "stret
         return resized(image.convert("RGB"), size_px, mode)
     layer = resized(image.convert("RGBA"), size_px, mode)
     return Image.alpha_composite(Image.new("RGBA", size_px, "white"), layer).convert("RGB")
+
+
+def _middle(image: Image.Image, side_px: int) -> Image.Image:
+    """Return the middle square of an image, as CLIPImageProcessor of transformers resizes it and cuts it out."""
+    shorter = min(image.size)
+    # The middle of a longer one alone, which is not enlarged to gigabytes.
+    width, height = (min(side, _MAX_SHAPE * shorter) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    image = image.crop((left, top, left + width, top + height))
+    width, height = side_px * width // shorter, side_px * height // shorter
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - side_px) // 2, (height - side_px) // 2
+    return image.crop((left, top, left + side_px, top + side_px))
 
 
 def _mask_channel(mask: Image.Image, rule: MaskRule) -> Image.Image:

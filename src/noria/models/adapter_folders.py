@@ -1,10 +1,11 @@
-"""The folders of LoRAs, ControlNets, refiners and embeddings that a server has beside those of its models."""
+"""The folders of LoRAs, ControlNets, IP-Adapters and others that a server has beside those of its models."""
 
 from typing import NamedTuple
 
 from noria.config import EngineConfig
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.embedding_folders import EmbeddingFolders
+from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 
@@ -16,10 +17,15 @@ class AdapterFolders(NamedTuple):
     controlnets: ControlNetFolders = ControlNetFolders(())
     refiners: RefinerFolders = RefinerFolders(())
     embeddings: EmbeddingFolders = EmbeddingFolders(())
+    ip_adapters: IpAdapterFiles = IpAdapterFiles(())
 
     @classmethod
     def of(cls, config: EngineConfig) -> "AdapterFolders":
         """Return the folders of an engine."""
         return cls(
-            LoraFolders.of(config), ControlNetFolders.of(config), RefinerFolders.of(config), EmbeddingFolders.of(config)
+            LoraFolders.of(config),
+            ControlNetFolders.of(config),
+            RefinerFolders.of(config),
+            EmbeddingFolders.of(config),
+            IpAdapterFiles.of(config),
         )

@@ -23,10 +23,13 @@ _SCHEME = "hf://"
 _LORA = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+\.safetensors))?(?:@([\w./-]+))?", re.ASCII)
 _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 _REFINER = re.compile(r"([\w.-]+)/([\w.-]+)", re.ASCII)
+_IP_ADAPTER = re.compile(r"([\w.-]+)/([\w.-]+)/([\w./-]+\.safetensors)(?:@([\w./-]+))?", re.ASCII)
+_ENCODER = re.compile(r"([\w.-]+)/([\w.-]+)/([\w./-]+)(?:@([\w./-]+))?", re.ASCII)
 _STEM = "diffusion_pytorch_model"
 _SAFETENSORS = (".safetensors", "-*.safetensors", ".safetensors.index.json")
 _CONTROLNET_FILES = ["config.json", *(f"{_STEM}{end}" for end in _SAFETENSORS)]
-_CLASSIFIER_FILES = ["config.json", PREPROCESSOR_FILE, *(f"{WEIGHT_STEM}{end}" for end in _SAFETENSORS)]
+_ENCODER_FILES = ["config.json", *(f"{WEIGHT_STEM}{end}" for end in _SAFETENSORS)]
+_CLASSIFIER_FILES = [*_ENCODER_FILES, PREPROCESSOR_FILE]
 _CONTROLNET_FILES_FP16 = [
     f"{_STEM}.fp16.safetensors",
     f"{_STEM}.fp16-*.safetensors",
@@ -41,8 +44,9 @@ def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Con
 
     These are `hf://ORG/NAME[/FILE][@REVISION]` of `engine.loras`; `.controlnets` and `.safety_classifiers` are without
     FILE, `.refiners` without REVISION or with FILE. The LoRA of a repository with one file, or of FILE, is called NAME;
-    of several files they are NAME-FILE. Others are called NAME. What was downloaded before is taken from the hub's
-    cache if the hub does not answer.
+    of several files they are NAME-FILE. Others are called NAME. `.ip_adapters` are with FILE, and called so; the image
+    encoder beside it is downloaded unless there are `.ip_adapter_encoders`, `hf://ORG/NAME/FOLDER`. What was downloaded
+    before is taken from the hub's cache if the hub does not answer.
 
     A refiner can also be a single file, here or on the hub, which gets a folder, too; it is called like the file.
 
@@ -54,6 +58,8 @@ def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Con
     downloads: dict[str, Callable[[str, pathlib.Path], pathlib.Path]] = {
         "loras": _lora_folder,
         "controlnets": _controlnet_folder,
+        "ip_adapters": functools.partial(_ip_adapter_file, engine),
+        "ip_adapter_encoders": _encoder_folder,
         "safety_classifiers": _classifier_folder,
         "refiners": functools.partial(_refiner_folder, engine),
     }
@@ -113,6 +119,32 @@ def _controlnet_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
     folder = _folder_of(match, parent)
     _link({name: snapshot}, folder)
     return folder / name
+
+
+def _ip_adapter_file(engine: EngineConfig, source: str, parent: pathlib.Path) -> pathlib.Path:
+    form = "hf://ORG/NAME/FILE.safetensors[@REVISION]"
+    match = _match(_IP_ADAPTER, source, "engine.ip_adapters", "IP-Adapter", form)
+    repo, file = f"{match[1]}/{match[2]}", pathlib.PurePosixPath(match[3])
+    encoder = file.parent / "image_encoder"
+    wanted = [] if engine.ip_adapter_encoders else [f"{encoder}/{each}" for each in _ENCODER_FILES]
+    snapshot = _download(repo, match[4], [str(file), *wanted], [], "IP-Adapter")
+    if not (snapshot / file).is_file():
+        raise ModelError(f"engine.ip_adapters: {repo!r} on the hub has no {file}.")
+    folder, targets = _folder_of(match, parent), {file.name: snapshot / file}
+    if wanted and (snapshot / encoder).is_dir():
+        targets["image_encoder"] = snapshot / encoder
+    _link(targets, folder)
+    return folder / file.name
+
+
+def _encoder_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
+    setting = "engine.ip_adapter_encoders"
+    match = _match(_ENCODER, source, setting, "image encoder", "hf://ORG/NAME/FOLDER[@REVISION]")
+    wanted = [f"{match[3]}/{each}" for each in _ENCODER_FILES]
+    snapshot = _download(f"{match[1]}/{match[2]}", match[4], wanted, [], "image encoder")
+    folder = _folder_of(match, parent)
+    _link({"image_encoder": snapshot / match[3]}, folder)
+    return folder / "image_encoder"
 
 
 def _classifier_folder(source: str, parent: pathlib.Path) -> pathlib.Path:

@@ -88,6 +88,16 @@ class Control(Struct, frozen=True, forbid_unknown_fields=True):
     image_digest: str | None = None  # digest of the image's file, likewise
 
 
+class IpAdapter(Struct, frozen=True):
+    """An IP-Adapter, which conditions an image on an image of its own."""
+
+    name: str  # name of its file, without .safetensors
+    scale: float = 1.0
+    digest: str | None = None  # digest of the file and of its image encoder
+    image_digest: str | None = None  # digest of the image's file
+    image_px: int = 0  # both sides of the image as the encoder takes it
+
+
 class Reference(Struct, frozen=True):
     """An image that a model is shown beside the prompt."""
 
@@ -151,8 +161,9 @@ class ImageSettingsView(Struct, frozen=True, tag="diffusion"):
     # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
     controls: tuple[Control, ...] = ()
     refiner: Refinement | None = None  # with name and digest; None: the model makes all steps
-    # Their images come last in the frame of data, each of its own size.
+    # Their images are next in the frame of data, each of its own size.
     reference_images: tuple[Reference, ...] = ()
+    ip_adapter: IpAdapter | None = None  # with digests; its image comes last in the frame of data
 
 
 class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=True):
@@ -172,7 +183,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     @property
     def has_images(self) -> bool:
         """Whether it has a frame of data."""
-        return self.strength is not None or bool(self.controls or self.reference_images)
+        return self.strength is not None or bool(self.controls or self.reference_images or self.ip_adapter)
 
     @property
     def num_reference_pixels(self) -> int:
@@ -236,6 +247,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
             controls=tuple(msgspec.structs.replace(each, image_digest=None) for each in self.controls),
             refiner=self.refiner,
             reference_images=tuple(msgspec.structs.replace(each, digest=None) for each in self.reference_images),
+            ip_adapter=self.ip_adapter and msgspec.structs.replace(self.ip_adapter, image_digest=None),
         )
 
 

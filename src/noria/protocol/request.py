@@ -32,6 +32,14 @@ class ControlField(Struct, frozen=True, forbid_unknown_fields=True):
     end: float = 1.0
 
 
+class IpAdapterField(Struct, frozen=True, forbid_unknown_fields=True):
+    """An IP-Adapter with the image that it conditions on: a file in base64, or as a data: URL."""
+
+    name: str
+    image: str | None = None  # only in a form, whose files are apart
+    scale: float = 1.0
+
+
 class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /t2i`.
 
@@ -52,6 +60,7 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     strength: float | None = None
     controls: tuple[ControlField, ...] = ()  # their residuals are added
     reference_images: tuple[str, ...] = ()  # which the model is shown: files in base64, or as data: URLs
+    ip_adapter: IpAdapterField | None = None  # conditions the images on an image, beside the prompt
     refiner: Refinement | None = None  # makes the last steps
     calls: float | None = None  # the share of the model's calls that are made, from MIN_CALLS to 1
     prompt_syntax: PromptSyntax | None = None  # in which both prompts are read
@@ -61,17 +70,22 @@ class ImageRequestBody(ImageSettings, frozen=True, forbid_unknown_fields=True):
     def images(self) -> list[str]:
         """All images in base64."""
         found = [self.image, self.mask, *(control.image for control in self.controls), *self.reference_images]
+        found += [] if self.ip_adapter is None else [self.ip_adapter.image]
         return [image for image in found if image is not None]
 
     @property
     def has_images(self) -> bool:
         """Whether there are images, or fields of them."""
-        return bool(self.controls or self.reference_images) or self.image is not None or self.mask is not None
+        fields = self.controls, self.reference_images, self.ip_adapter
+        return any(fields) or self.image is not None or self.mask is not None
 
     def without_images(self) -> "ImageRequestBody":
         """Return the body without its images, which are long."""
         controls = tuple(msgspec.structs.replace(control, image=None) for control in self.controls)
-        return msgspec.structs.replace(self, image=None, mask=None, controls=controls, reference_images=())
+        ip_adapter = self.ip_adapter and msgspec.structs.replace(self.ip_adapter, image=None)
+        return msgspec.structs.replace(
+            self, image=None, mask=None, controls=controls, reference_images=(), ip_adapter=ip_adapter
+        )
 
 
 class TwoPassRequestBody(ImageRequestBody, frozen=True):

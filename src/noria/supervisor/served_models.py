@@ -12,6 +12,7 @@ from noria.models.catalog import open_model
 from noria.models.checkpoint_folder import checkpoint_files, list_checkpoints
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.embedding_folders import EmbeddingFolders
+from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.location import is_single_file
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
@@ -33,9 +34,9 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet, a refiner or a
-            safety classifier is for no model, or a VAE or parts are given and no single file.
-        ModelError: a model, a ControlNet, a refiner or a safety classifier cannot be served.
+        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet, an IP-Adapter, a
+            refiner or a safety classifier is for no model, or a VAE or parts are given and no single file.
+        ModelError: a model or one of these cannot be served.
     """
     LoraFolders.of(config.engine).check_folders()
     EmbeddingFolders.of(config.engine).check_folders()
@@ -58,12 +59,13 @@ def open_models(config: Config) -> list[AnyModelSpec]:
             )
         models[model_spec.name] = model_spec
     controlnets, refiners = ControlNetFolders.of(config.engine), RefinerFolders.of(config.engine)
+    adapters = IpAdapterFiles.of(config.engine)
     classifiers, specs = SafetyFolders.of(config.engine), list(models.values())
     if config.engine.checkpoints:  # they may be for one of these, which are not known yet
-        for folders in (controlnets, refiners, classifiers):
+        for folders in (controlnets, adapters, refiners, classifiers):
             folders.check_folders()
     else:
-        for check in (controlnets.check, refiners.check, classifiers.check):
+        for check in (controlnets.check, adapters.check, refiners.check, classifiers.check):
             check(specs)
     return specs
 

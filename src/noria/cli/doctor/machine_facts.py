@@ -29,6 +29,7 @@ from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.single_file.transformer_file import read_single_file
 from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.hub_adapters import download_hub_adapters
+from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.location import SINGLE_FILES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
@@ -239,6 +240,7 @@ def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Con
         "loras": lambda engine: LoraFolders.of(engine).check_folders(),
         "embeddings": lambda engine: EmbeddingFolders.of(engine).check_folders(),
         "controlnets": lambda engine: ControlNetFolders.of(engine).check(models) if models else None,
+        "ip_adapters": lambda engine: IpAdapterFiles.of(engine).check(models) if models else None,
         "refiners": lambda engine: RefinerFolders.of(engine).check(models) if models else None,
         "safety_classifiers": lambda engine: SafetyFolders.of(engine).check(models) if models else None,
     }

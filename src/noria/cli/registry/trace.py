@@ -83,6 +83,9 @@ def format_parts(image: "GenerationMetadata") -> Iterator[str]:
         yield f"LoRA {lora.name}  {lora.digest or 'digest not stated'}, weight {lora.weight:g}"
     for control in image.controls:
         yield f"ControlNet {control.name}  {control.digest or 'digest not stated'}, scale {control.scale:g}"
+    if (adapter := image.ip_adapter) is not None:
+        yield f"IP-Adapter {adapter.name}  {adapter.digest or 'digest not stated'}, scale {adapter.scale:g}"
+        yield f"image of the IP-Adapter  {adapter.image_digest}"
     for name, digest in (("start image", image.image_digest), ("mask", image.mask_digest)):
         if digest is not None:
             yield f"{name}  {digest}"

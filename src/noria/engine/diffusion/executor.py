@@ -22,11 +22,10 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.decoding import Decoded, decode
 from noria.engine.diffusion.device_transfer import HostPixels, to_host
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
-from noria.engine.diffusion.image_conditioner import ImageConditioner
+from noria.engine.diffusion.image_conditioner import ImageConditioner, encode_images
 from noria.engine.diffusion.image_state import BegunImage, dump_image, load_image, save_image
 from noria.engine.diffusion.input_images.controls import active_controls
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
-from noria.engine.diffusion.input_images.start_latents import StartLatents
 from noria.engine.diffusion.latents import LatentSlots
 from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.engine.diffusion.noise_streams import NoiseStreams
@@ -45,7 +44,7 @@ from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.models import cuda_graph
-from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, ReferencedModel
+from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel
 from noria.models.diffusion.safety_classifier import SafetyCheck
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
@@ -245,12 +244,8 @@ class DiffusionExecutor:
             self._masked_images.to_host(each.image)
 
     def _encode(self, attempt_ids: Sequence[str]) -> None:
-        starts = [start for attempt_id in attempt_ids if (start := self._requests[attempt_id].start) is not None]
-        StartLatents.encode(starts, self.model, self.config.decode_batch if self.config.buckets else None)
-        for attempt_id in attempt_ids:
-            if (references := self._requests[attempt_id].references) is not None:
-                assert isinstance(self.model, ReferencedModel)
-                references.encode(self.model)
+        batch_size = self.config.decode_batch if self.config.buckets else None
+        encode_images([self._requests[attempt_id] for attempt_id in attempt_ids], self.model, batch_size)
 
     def _join(self, assignments: list[SlotAssignment]) -> None:
         self._return([assignment for assignment in assignments if assignment.image in self._evicted])

@@ -18,8 +18,15 @@ from noria.engine.diffusion.input_images.controls import ActiveControl
 from noria.engine.diffusion.loras.lora_cache import Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens, collate
-from noria.models.diffusion.diffusion_model import ControlledModel, Denoiser, LatentRows, ReferencedModel
+from noria.models.diffusion.diffusion_model import (
+    ControlledModel,
+    Denoiser,
+    ImagePromptedModel,
+    LatentRows,
+    ReferencedModel,
+)
 from noria.models.diffusion.unet_models.controlnet import ControlRows
+from noria.models.diffusion.unet_models.ip_adapter import ImageTokens
 
 
 class CollatedRows:
@@ -48,6 +55,7 @@ class GuidedImage:
     scale: float
     adapters: Adapters
     references: ReferenceTokens | None = None
+    image_tokens: ImageTokens | None = None  # tokens of its IP-Adapter
 
     @property
     def num_cut(self) -> int:
@@ -93,7 +101,10 @@ class GuidedCalls:
         positions_R = self._to_device(positions)
         scales = np.array([image.scale for image in images], np.float32)
         adapters = [images[b].adapters for b in positions]
-        with self._loras.denoising(adapters) if self._loras else contextlib.nullcontext():
+        with (
+            self._loras.denoising(adapters) if self._loras else contextlib.nullcontext(),
+            self._prompted_by_images(positions, len(guided), images),
+        ):
             outputs_R = predict(
                 inputs[0][positions_R] if len(inputs) == 1 else _rows_at(positions, inputs),
                 self._to_device(timesteps)[positions_R],
@@ -101,6 +112,18 @@ class GuidedCalls:
                 self._to_device(scales)[positions_R] if self._model.guidance.embedded else None,
             )
         return self._guide(inputs, images, outputs_R.float() if isinstance(outputs_R, torch.Tensor) else outputs_R)
+
+    def _prompted_by_images(
+        self, positions: Sequence[int], num_negative: int, images: Sequence[GuidedImage]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a call with the images at `positions`, of which the first rows are negative."""
+        if all(image.image_tokens is None for image in images):
+            return contextlib.nullcontext()
+        assert isinstance(self._model, ImagePromptedModel)
+        tokens = [images[b].image_tokens for b in positions]
+        return self._model.ip_adapters.applied(
+            [each and (each.negative if row < num_negative else each.positive) for row, each in enumerate(tokens)]
+        )
 
     def _guide(
         self, inputs: Sequence[torch.Tensor], images: Sequence[GuidedImage], outputs_R: LatentRows

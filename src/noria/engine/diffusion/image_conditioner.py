@@ -1,4 +1,7 @@
-"""The inputs of the calls for images, besides latents and the time: by call, of the model and of its refiner."""
+"""The inputs of the calls for images, besides latents and the time: by call, of the model and of its refiner.
+
+Images that requests bring are encoded here, too.
+"""
 
 import functools
 from collections import OrderedDict
@@ -7,13 +10,16 @@ from typing import Generic, TypeVar
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.guided_calls import GuidedImage
+from noria.engine.diffusion.input_images.image_prompts import ImagePrompt
+from noria.engine.diffusion.input_images.start_latents import StartLatents
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras, Prompt
 from noria.engine.diffusion.preparation import PreparedImageRequest, refiner_of
 from noria.engine.diffusion.prompt_schedule import ScheduledPrompt, schedule_prompt
 from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
-from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.diffusion_model import DiffusionModel, ImagePromptedModel, ReferencedModel
 from noria.models.diffusion.prompts.clip_prompt import PromptText
+from noria.models.diffusion.unet_models.ip_adapter import ImageTokens
 
 PromptT = TypeVar("PromptT", bound=Prompt)
 
@@ -84,7 +90,8 @@ class ImageConditioner:
         for p in requests:
             by_text = {text: embeddings[key(text, p.adapters)] for text in _texts(p, p.prompts, p.negative_prompt)}
             references = None if p.references is None else p.references.tokens
-            images = _by_call(p, p.prompts, p.negative_prompt, by_text, by_text, p.adapters, references)
+            image_tokens = None if p.image_prompt is None else p.image_prompt.tokens
+            images = _by_call(p, p.prompts, p.negative_prompt, by_text, by_text, p.adapters, references, image_tokens)
             if (of_refiner := refined.get(p.request.attempt_id)) is not None:
                 images = images[: p.second_stage_from] + of_refiner[p.second_stage_from :]
             found[p.request.attempt_id] = images
@@ -108,8 +115,23 @@ class ImageConditioner:
         for p in requests:
             positive, negative = prompts[p.request.attempt_id]
             of_negatives = {text: refiner.as_negative(embeddings[text]) for text in negative.by_call if p.guided}
-            found[p.request.attempt_id] = _by_call(p, positive, negative, embeddings, of_negatives, NO_ADAPTERS, None)
+            found[p.request.attempt_id] = _by_call(p, positive, negative, embeddings, of_negatives, NO_ADAPTERS)
         return found
+
+
+def encode_images(requests: Sequence[PreparedImageRequest], model: DiffusionModel, batch_size: int | None) -> None:
+    """Encode what requests bring, if it is not yet: start images, of one size, references and images of IP-Adapters.
+
+    `batch_size` is that of `StartLatents.encode`.
+    """
+    StartLatents.encode([p.start for p in requests if p.start is not None], model, batch_size)
+    for p in requests:
+        if p.references is not None:
+            assert isinstance(model, ReferencedModel)
+            p.references.encode(model)
+    if image_prompts := [p.image_prompt for p in requests if p.image_prompt is not None]:
+        assert isinstance(model, ImagePromptedModel)
+        ImagePrompt.encode(image_prompts, model, batch_size)
 
 
 def _texts(p: PreparedImageRequest, prompts: Sequence[ScheduledPrompt], negative: ScheduledPrompt) -> list[PromptText]:
@@ -124,7 +146,8 @@ def _by_call(
     embeddings: Mapping[PromptText, Conditioning],
     negatives: Mapping[PromptText, Conditioning],
     adapters: Adapters,
-    references: ReferenceTokens | None,
+    references: ReferenceTokens | None = None,
+    image_tokens: ImageTokens | None = None,
 ) -> tuple[GuidedImage, ...]:
     """Return what an image of a request has at each call; equal ones are one object."""
     made: dict[tuple[PromptText, ...], GuidedImage] = {}
@@ -139,6 +162,7 @@ def _by_call(
                 p.request.payload.guidance_scale,
                 adapters,
                 references,
+                image_tokens,
             )
         return made[texts]
 

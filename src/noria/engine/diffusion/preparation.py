@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from noria.config import EngineConfig
 from noria.engine.diffusion.image_state import BegunImage
 from noria.engine.diffusion.input_images.controls import PreparedControl, prepare_controls
+from noria.engine.diffusion.input_images.image_prompts import ImagePrompt, check_ip_adapter
 from noria.engine.diffusion.input_images.references import ReferenceImages
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents, check_strength
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
@@ -48,6 +49,7 @@ class PreparedImageRequest(BaseImageRequest):
     start: StartLatents | None = None
     controls: tuple[PreparedControl, ...] = ()
     references: ReferenceImages | None = None
+    image_prompt: ImagePrompt | None = None
     reference_px: int = 0  # pixels of reference images in the batch key
     second_stage_from: int | None = None
     second_pass: PreparedSecondPass | None = None
@@ -111,8 +113,8 @@ class RequestPreparer:
         """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).
 
         Raises `errors.InvalidField` if diffusers rejects it, if it has more images than slots and queue hold, if a LoRA
-        cannot be loaded, a ControlNet is not, or the images are not as the settings say; `errors.QueueFull` while those
-        of other requests fill the cache or the memory.
+        cannot be loaded, a ControlNet or an IP-Adapter is not, or the images are not as the settings say;
+        `errors.QueueFull` while those of other requests fill the cache or the memory.
         """
         payload = request.payload
         if payload.n > self.max_images:
@@ -121,6 +123,7 @@ class RequestPreparer:
             )
         if payload.reference_images and not isinstance(self._model, ReferencedModel):
             raise InvalidField(f"{request.model} takes no reference images", field="reference_images")
+        check_ip_adapter(payload.ip_adapter, self._model, request.model)
         shape = self._model.latent_shape(payload.width, payload.height)
         frame = self._start_frames.read(payload, data, shape, is_limited=not request.was_moved)
         table, *of_second = [compile_sampler(*arguments) for arguments in self._samplers(payload, request.model)]
@@ -153,6 +156,7 @@ class RequestPreparer:
             adapters=self._loras.load(payload.loras, request.model),
             start=frame.start,
             references=frame.references,
+            image_prompt=frame.image_prompt,
             reference_px=reference_px,
             controls=prepare_controls(payload.controls, frame.controls, num_unrefined, self._model, request.model),
             second_stage_from=second_stage_from,

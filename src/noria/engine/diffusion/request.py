@@ -91,7 +91,7 @@ class BaseImageRequest:
             priority=request.priority,
             exclusive=request.exclusive,
             call_size=self.call_size,
-            has_start_image=payload.strength is not None or bool(payload.reference_images),
+            has_start_image=payload.strength is not None or bool(payload.reference_images or payload.ip_adapter),
             second_stage_from=self.second_stage_from,
             second_stage_px=None if payload.second_pass is None else payload.result_px,
             client=request.share_client,

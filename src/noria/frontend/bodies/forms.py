@@ -1,7 +1,7 @@
 """Bodies of requests for images as forms (multipart/form-data): the fields of the JSON body, and its images as files.
 
 The files are `image` and `mask`, where a route takes a start image, for each of the `controls`, which is JSON, a file
-`control`, in their order, and `reference_image`. In edits, references are the images themselves.
+`control`, in their order, `reference_image` and `ip_adapter_image`. In edits, references are the images themselves.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ _IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a 
 _START_NAMES = (*_IMAGE_NAMES, "mask")
 _CONTROL_NAMES = ("control", "control[]")
 _REFERENCE_NAMES = ("reference_image", "reference_image[]")
-_FIELDS_OF_JSON = ("loras", "controls", "refiner")
+_IP_ADAPTER_NAME = "ip_adapter_image"
+_FIELDS_OF_JSON = ("loras", "controls", "ip_adapter", "refiner")
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -60,10 +61,12 @@ async def read_form(
     parsing = threads.run(client_id_of(http), parse_form, http.headers["content-type"], raw)
     del raw
     form = await parsing
-    files, body = _files(form, mask_rule, is_edit=edited_by is not None), _fields(form, body_type, problems)
+    takes_ip_adapter = "ip_adapter" in body_type.__struct_fields__
+    files = _files(form, mask_rule, is_edit=edited_by is not None, takes_ip_adapter=takes_ip_adapter)
+    body = _fields(form, body_type, problems)
     if edited_by is not None and (spec := await edited_by(getattr(body, "model", None))) is not None:
         files = _as_edit(files, getattr(body, "strength", None), spec)
-    has_files = files.image is not None or files.controls or files.references
+    has_files = files.image is not None or files.controls or files.references or files.ip_adapter is not None
     return body, [files].pop if has_files else None  # the list keeps the files until it is called
 
 
@@ -82,8 +85,9 @@ def _as_edit(files: ImageFiles, strength: float | None, spec: DiffusionModelSpec
     return files
 
 
-def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFiles:
+def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool, takes_ip_adapter: bool) -> ImageFiles:
     names = (*(_START_NAMES if mask_rule else ()), *_CONTROL_NAMES, *(() if is_edit else _REFERENCE_NAMES))
+    names += (_IP_ADAPTER_NAME,) if takes_ip_adapter else ()
     for name in names:
         if name in form.fields:
             raise InvalidField(f"{name} is a text, since it has no filename; send a file.", field=name)
@@ -101,9 +105,10 @@ def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFil
     if len(images) > 1 and not is_edit:
         raise InvalidField(f"image is there {len(images)} times; one is allowed.", field="image")
     references = images[1:] if is_edit else [file for name in _REFERENCE_NAMES for file in form.files.get(name, [])]
-    masks = form.files.get("mask", [])
-    if len(masks) > 1:
-        raise InvalidField(f"mask is there {len(masks)} times; one is allowed.", field="mask")
+    masks, of_ip_adapter = form.files.get("mask", []), form.files.get(_IP_ADAPTER_NAME, [])
+    for name, found in (("mask", masks), (_IP_ADAPTER_NAME, of_ip_adapter)):
+        if len(found) > 1:
+            raise InvalidField(f"{name} is there {len(found)} times; one is allowed.", field=name)
     if masks and not images:
         raise InvalidField("mask is there without image; send both.", field="mask")
     return ImageFiles(
@@ -112,6 +117,7 @@ def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFil
         mask_rule or "white",
         controls=tuple(file for name in _CONTROL_NAMES for file in form.files.get(name, [])),
         references=tuple(references),
+        ip_adapter=of_ip_adapter[0] if of_ip_adapter else None,
     )
 
 
@@ -132,6 +138,9 @@ def _fields(form: Form, body_type: type[BodyT], problems: Problems) -> BodyT:
     controls = fields.get("controls")
     if isinstance(controls, list) and any(isinstance(each, dict) and each.get("image") for each in controls):
         raise InvalidField("controls: send images of controls as files `control` of the form.", field="controls")
+    adapter = fields.get("ip_adapter")
+    if isinstance(adapter, dict) and adapter.get("image"):
+        raise InvalidField(f"ip_adapter: send its image as a file `{_IP_ADAPTER_NAME}`.", field="ip_adapter")
     return decode(msgspec.json.encode(fields), body_type, strict=False, problems=problems)
 
 

@@ -42,6 +42,8 @@ IMAGE_FIELDS = {
     "used as it is: no edges are detected in it; their residuals are added. `start` and `end` are parts of the steps",
     "reference_images": "images that the model is shown beside the prompt, in the formats of `image`, for models whose "
     "`max_references` is above 0; `width` and `height` are by default those of the first one as it is shown",
+    "ip_adapter": "an IP-Adapter by name, which conditions the images on an `image` beside the prompt, in the formats "
+    "of `image`, of which it takes the middle square; a `scale` of 0 has no effect",
     "refiner": "the model's refiner makes the steps after `start`, a part of the noise's times (0.8); a `name` and a "
     "`digest` must be its own",
     "image": "the start image: a PNG, WebP or JPEG file of at most 16 megapixels, in base64 or as a data: URL; `width` "
@@ -61,6 +63,10 @@ def describe_t2i(schemas: dict[str, JsonObject], served: Served) -> None:
         control[name] |= {"minimum": 0.0, "maximum": most}
     control["image"] = {"type": "string", "minLength": 1}  # a form's `controls`, whose images are files, is a text here
     schemas["ControlField"]["required"] = ["name", "image"]
+    adapter = schemas["IpAdapterField"]
+    adapter["properties"]["scale"] |= {"minimum": 0.0, "maximum": MAX_CONTROL_SCALE}
+    adapter["properties"]["image"] = {"type": "string", "minLength": 1}
+    adapter["required"] = ["name", "image"]
     body = schemas[ImageRequestBody.__name__]
     describe_settings(body, served)
     body["allOf"] = [  # `mask` and `strength` need `image`
@@ -169,7 +175,13 @@ def describe_form(schema: JsonObject, *, starts: bool = True, needs_image: bool 
         "items": {"type": "string", "format": "binary"},
         "description": "the images of `controls`, in their order",
     }
-    for name in ("loras", "controls", "refiner"):
+    if "ip_adapter" in schema["properties"]:
+        schema["properties"]["ip_adapter_image"] = {
+            "type": "string",
+            "format": "binary",
+            "description": "the image of `ip_adapter`",
+        }
+    for name in {"loras", "controls", "ip_adapter", "refiner"} & schema["properties"].keys():
         schema["properties"][name] = {"type": "string", "description": f"JSON: {IMAGE_FIELDS[name]}"}
     if needs_image:
         schema["required"] = sorted({*schema["required"], "image"})

@@ -75,6 +75,8 @@ def images_in(job_input: Mapping[str, Any]) -> list[str]:
     references = job_input.get("reference_images")
     found = [job_input.get("image"), job_input.get("mask"), *(each.get("image") for each in holders)]
     found += references if isinstance(references, list) else []
+    adapter = job_input.get("ip_adapter")
+    found += [adapter.get("image")] if isinstance(adapter, dict) else []
     return [image for image in found if isinstance(image, str)]
 
 
@@ -85,6 +87,7 @@ class JobImages:
     start: dict[str, str] = dataclasses.field(default_factory=dict)  # `image` and `mask`
     controls: dict[int, str] = dataclasses.field(default_factory=dict)  # by their number
     references: list[str] = dataclasses.field(default_factory=list)
+    ip_adapter: str | None = None
 
     def put_back(self, controls: Sequence[ControlField]) -> tuple[ControlField, ...]:
         """Return the controls with their images."""
@@ -95,6 +98,7 @@ class JobImages:
         self.start.clear()
         self.controls.clear()
         self.references.clear()
+        self.ip_adapter = None
 
 
 def take_images(job_input: dict[str, Any]) -> JobImages:
@@ -102,6 +106,7 @@ def take_images(job_input: dict[str, Any]) -> JobImages:
     names = ("image", "mask") if job_input.get("endpoint", ENDPOINTS[0]) == ENDPOINTS[0] else ()
     start = {name: job_input.pop(name) for name in names if isinstance(job_input.get(name), str)}
     controls, references = job_input.get("controls"), job_input.get("reference_images")
+    adapter = job_input.get("ip_adapter")
     are_files = isinstance(references, list) and all(isinstance(each, str) for each in references)
     return JobImages(
         start,
@@ -111,6 +116,7 @@ def take_images(job_input: dict[str, Any]) -> JobImages:
             if isinstance(control, dict) and isinstance(control.get("image"), str)
         },
         job_input.pop("reference_images") if are_files else [],
+        adapter.pop("image") if isinstance(adapter, dict) and isinstance(adapter.get("image"), str) else None,
     )
 
 
@@ -128,6 +134,8 @@ def stored_input(sent: Mapping[str, Any], payload: DiffusionPayload) -> dict[str
             {**of_sent, "image": f"sha256:{control.image_digest}"}
             for of_sent, control in zip(sent["controls"], payload.controls, strict=True)
         ]
+    if payload.ip_adapter is not None:
+        stored["ip_adapter"] = sent["ip_adapter"] | {"image": f"sha256:{payload.ip_adapter.image_digest}"}
     if payload.reference_images:
         stored["reference_images"] = [f"sha256:{each.digest}" for each in payload.reference_images]
     return stored | {"seed": payload.seed} | {name: f"sha256:{each}" for name, each in digests.items() if each}
@@ -163,6 +171,7 @@ async def admit_input(
                 **images.start,
                 controls=images.put_back(body.controls),
                 reference_images=tuple(images.references) or body.reference_images,
+                ip_adapter=body.ip_adapter and msgspec.structs.replace(body.ip_adapter, image=images.ip_adapter),
             )
             images.clear()
             admitting = generation_service.admit(body, context, job_id=job_id, problems=problems)

@@ -57,10 +57,11 @@ class ModelCapabilities(Struct, frozen=True, tag_field="kind", tag="diffusion"):
     max_lora_weight: float  # and its negative is the least
     start_image: StartImageLimits | None  # None: it cannot begin with one
     controlnets: list[str]  # their names
+    ip_adapters: list[str]  # likewise
     max_references: int  # reference images of a request; 0: it takes none
     refiner: str | None  # its name; null: there is none
     max_controls: int  # controls of a request
-    max_control_scale: float
+    max_control_scale: float  # also of an IP-Adapter
 
 
 class EncoderCapabilities(Struct, frozen=True, tag_field="kind", tag="encoder"):
@@ -98,10 +99,11 @@ def capabilities_of(
     loras: Iterable[str],
     controlnets: Iterable[str],
     refiner: str | None = None,
+    ip_adapters: Iterable[str] = (),
 ) -> ModelCapabilities:
     """Return what the model accepts behind a front end with this `config`.
 
-    `loras` and `controlnets` are the names of its adapters, `refiner` is that of its refiner.
+    `loras`, `controlnets` and `ip_adapters` are the names of its adapters, `refiner` is that of its refiner.
     """
     return ModelCapabilities(
         version=spec.fingerprint,
@@ -122,6 +124,7 @@ def capabilities_of(
         if spec.takes_start_images
         else None,
         controlnets=list(controlnets),
+        ip_adapters=list(ip_adapters),
         max_references=spec.max_references,
         refiner=refiner,
         max_controls=MAX_CONTROLS,

@@ -13,6 +13,7 @@ import torch
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows
+from noria.models.diffusion.unet_models.ip_adapter import IpAdapters
 from noria.models.diffusion.unet_models.refiner import Refiner
 from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance
@@ -114,6 +115,13 @@ class ControlledModel(DiffusionModel, Protocol):
         controls: Sequence[ControlRows] = (),
     ) -> LatentRows:
         """Return what `DiffusionModel.predict` does; `controls` are the rows that ControlNets steer."""
+
+
+@runtime_checkable
+class ImagePromptedModel(DiffusionModel, Protocol):
+    """A model whose prompts IP-Adapters extend by an image."""
+
+    ip_adapters: IpAdapters
 
 
 @runtime_checkable

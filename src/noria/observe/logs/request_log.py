@@ -46,6 +46,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "clip_skip": "which layer of the text encoder is read, unless that of the model's family",
     "calls": "share of the model's calls that are made; absent if all are",
     "controls": "names and scales of ControlNets, as `edges:0.8`; absent without any",
+    "ip_adapter": "name and scale of an IP-Adapter, as `ip-adapter_sd15:0.6`; absent without one",
     "reference_images": "number of reference images; absent without any",
     "loras": "names and weights of LoRAs, as `ink:0.8, detail:1`; absent without any",
     "refiner": "name and start of the refiner, as `refiner:0.8`; absent without one",
@@ -113,6 +114,7 @@ def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompt
         "clip_skip": payload.clip_skip,
         "loras": ", ".join(f"{lora.name}:{lora.weight:g}" for lora in payload.loras) or None,
         "controls": ", ".join(f"{each.name}:{each.scale:g}" for each in payload.controls) or None,
+        "ip_adapter": None if (adapter := payload.ip_adapter) is None else f"{adapter.name}:{adapter.scale:g}",
         "reference_images": len(payload.reference_images) or None,
         "refiner": None if payload.refiner is None else f"{payload.refiner.name}:{payload.refiner.start:g}",
         "second_pass": None

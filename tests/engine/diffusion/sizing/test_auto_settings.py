@@ -64,11 +64,12 @@ def test_compiling_needs_buckets(spec):
         ({"quantize": "fp8", "compile_blocks": True, "dtype": "float16"}, "cuda:0", "is 'float16'. Use 'bfloat16'"),
         *(
             (
-                {"quantize": name, "compile_blocks": True, "loras": ("a",)},
+                {"quantize": name, "compile_blocks": True, setting: ("a",)},
                 "cuda:0",
-                "engine.loras 'a' on a GPU.* Use 'nf4'",
+                f"engine.{setting} 'a' on a GPU.* Use 'nf4'",
             )
             for name in ("int8", "fp8")
+            for setting in ("loras", "ip_adapters")
         ),
         ({"quantize": "nf4", "compile": True, "buckets": (2,)}, "cuda:0", "not work with engine.compile"),
     ],

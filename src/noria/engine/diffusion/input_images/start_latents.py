@@ -1,7 +1,8 @@
 """The start of a request: the pixels and the mask that it brings, until they are latents.
 
 The frame of data is [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, of which 128 and more is
-repainted; then [height, width, 3] for each control, and for each reference, of its own size.
+repainted; then [height, width, 3] for each control, and for each reference, of its own size; and at last of the image
+of the IP-Adapter, whose sides are its encoder's.
 """
 
 import math
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from noria.engine.diffusion.input_images.controls import ControlImage
+from noria.engine.diffusion.input_images.image_prompts import ImagePrompt
 from noria.engine.diffusion.input_images.references import ReferenceImages
 from noria.errors import InvalidField, QueueFull
 from noria.models.diffusion.diffusion_model import DiffusionModel, InpaintingInput
@@ -116,6 +118,7 @@ class RequestFrame(NamedTuple):
     start: StartLatents | None = None
     controls: tuple[ControlImage, ...] = ()
     references: ReferenceImages | None = None
+    image_prompt: ImagePrompt | None = None
 
 
 class StartFrameReader:
@@ -127,7 +130,7 @@ class StartFrameReader:
     def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES, inpainting: InpaintingInput | None = None) -> None:
         """`inpainting` is that of the model that they are for."""
         self._max_waiting_bytes, self._inpainting = max_waiting_bytes, inpainting
-        self._alive: weakref.WeakSet[StartLatents | ControlImage | ReferenceImages] = weakref.WeakSet()
+        self._alive: weakref.WeakSet[StartLatents | ControlImage | ReferenceImages | ImagePrompt] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def read(
@@ -160,9 +163,12 @@ class StartFrameReader:
             return RequestFrame()
         shape = payload.height, payload.width, 3
         frame = np.frombuffer(data, np.uint8)
-        first_reference = len(frame) - 3 * payload.num_reference_pixels
+        image_prompt_at = len(frame) - _num_image_prompt_bytes(payload)
+        first_reference = image_prompt_at - 3 * payload.num_reference_pixels
         first_control = first_reference - len(payload.controls) * math.prod(shape)
-        of_start, of_controls, of_references = np.split(frame, [first_control, first_reference])
+        of_start, of_controls, of_references, of_image_prompt = np.split(
+            frame, [first_control, first_reference, image_prompt_at]
+        )
         with self._lock:
             waiting_bytes = sum(each.waiting_bytes for each in list(self._alive))
             if is_limited and waiting_bytes and waiting_bytes + len(frame) > self._max_waiting_bytes:
@@ -174,8 +180,13 @@ class StartFrameReader:
             start = self._read_start(payload, of_start, latent_shape) if payload.strength is not None else None
             controls = tuple(ControlImage(pixels_HW3.copy()) for pixels_HW3 in of_controls.reshape(-1, *shape))
             references = _read_references(payload, of_references) if payload.reference_images else None
-            self._alive.update(each for each in (start, *controls, references) if each is not None)
-        return RequestFrame(start, controls, references)
+            image_prompt = None
+            if (adapter := payload.ip_adapter) is not None:
+                image_prompt = ImagePrompt(
+                    adapter, of_image_prompt.reshape(adapter.image_px, adapter.image_px, 3).copy()
+                )
+            self._alive.update(each for each in (start, *controls, references, image_prompt) if each is not None)
+        return RequestFrame(start, controls, references, image_prompt)
 
     def _read_start(
         self, payload: DiffusionPayload, frame: NDArray[np.uint8], latent_shape: tuple[int, int, int]
@@ -209,7 +220,12 @@ def _num_bytes(payload: DiffusionPayload) -> int:
     """Return how long the frame of a request is."""
     of_start = 0 if payload.strength is None else 4 if payload.has_mask else 3
     of_controls = 3 * len(payload.controls)
-    return (of_start + of_controls) * payload.height * payload.width + 3 * payload.num_reference_pixels
+    of_size = (of_start + of_controls) * payload.height * payload.width
+    return of_size + 3 * payload.num_reference_pixels + _num_image_prompt_bytes(payload)
+
+
+def _num_image_prompt_bytes(payload: DiffusionPayload) -> int:
+    return 0 if payload.ip_adapter is None else 3 * payload.ip_adapter.image_px**2
 
 
 def _describe(payload: DiffusionPayload) -> str:
@@ -218,6 +234,7 @@ def _describe(payload: DiffusionPayload) -> str:
         *(["a mask"] if payload.has_mask else []),
         *(["images of controls: " + str(len(payload.controls))] if payload.controls else []),
         *(["references of " + str(payload.num_reference_pixels) + " pixels"] if payload.reference_images else []),
+        *(["the image of an IP-Adapter"] if payload.ip_adapter is not None else []),
     ]
     return " and ".join(parts) or "no image"
 

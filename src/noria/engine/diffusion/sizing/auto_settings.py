@@ -118,10 +118,13 @@ def _check_quantize(config: EngineConfig, model: str, *, on_cpu: bool) -> None:
         )
     # The bundled ones are there by default, and only for the bundled model.
     loras = [each for each in config.loras if each != BUNDLED_ENTRY and split_entry(each)[0] in (None, model)]
-    if config.quantize in ("fp8", "int8") and loras and not on_cpu:
-        raise ConfigError(
-            f"{name} does not work with engine.loras {loras[0]!r} on a GPU: calls with a LoRA are not compiled, and "
-            "slow the whole batch, in int8 twenty times. Use 'nf4' or 'none', or leave engine.loras out."
-        )
+    ip_adapters = [each for each in config.ip_adapters if split_entry(each)[0] in (None, model)]
+    for setting, entries, what in (("loras", loras, "a LoRA"), ("ip_adapters", ip_adapters, "an IP-Adapter")):
+        if config.quantize in ("fp8", "int8") and entries and not on_cpu:
+            raise ConfigError(
+                f"{name} does not work with engine.{setting} {entries[0]!r} on a GPU: calls with {what} are not "
+                f"compiled, and slow the whole batch, in int8 twenty times. Use 'nf4' or 'none', or leave "
+                f"engine.{setting} out."
+            )
     if config.quantize == "fp8" and config.dtype not in ("auto", "bfloat16"):
         raise ConfigError(f"{name} is of weights in bfloat16, but engine.dtype is {config.dtype!r}. Use 'bfloat16'.")

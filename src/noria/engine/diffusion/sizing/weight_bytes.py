@@ -10,6 +10,7 @@ from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.block_quantization import check_streamable, denoiser_part, quantized_bytes
 from noria.models.diffusion.weight_blocks import NUM_BUFFERS, blocks_of, buffer_sizes, choose_streamed, is_streamed
 from noria.models.families import FAMILIES
+from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.models.safety_folders import SafetyFolders
@@ -60,6 +61,9 @@ def weights_of(spec: DiffusionModelSpec, config: EngineConfig) -> WeightBytes:
         here = {part: num_bytes for part, num_bytes in here.items() if part not in elsewhere}
     for name, folder in ControlNetFolders.of(config).for_model(spec).items():
         here[f"ControlNet {name}"] = item_bytes * folder.num_parameters
+    for name, file in IpAdapterFiles.of(config).for_model(spec).items():
+        here[f"IP-Adapter {name}"] = item_bytes * file.num_parameters
+        here[f"image encoder {file.encoder_digest}"] = item_bytes * file.num_encoder_parameters
     if (rule := SafetyFolders.of(config).for_model(spec)) is not None:
         here[SAFETY_CLASSIFIER] = FLOAT32_BYTES * rule.folder.num_parameters
     loras = sum(_file_bytes(file) for file in LoraFolders.of(config).files(spec.name).values())
@@ -119,9 +123,11 @@ def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str)
     """Return the bytes of a model's weights as `weights_of`, without what it shares with models of this process."""
     from noria.models.diffusion.safety_classifier import is_loaded
     from noria.models.diffusion.unet_models.controlnet import loaded_controlnets
+    from noria.models.diffusion.unet_models.ip_adapter import loaded_encoders
     from noria.models.diffusion.unet_models.refiner import loaded_refiner_parts
 
     shared = {f"ControlNet {name}" for name in loaded_controlnets(spec, config, device)}
+    shared |= {f"image encoder {digest}" for digest in loaded_encoders(spec, config, device)}
     shared |= {f"refiner's {part}" for part in loaded_refiner_parts(spec, config, device)}
     rule = SafetyFolders.of(config).for_model(spec)
     shared |= {SAFETY_CLASSIFIER} if rule is not None and is_loaded(rule, device) else set()

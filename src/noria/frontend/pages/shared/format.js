@@ -67,6 +67,7 @@ function describeInputs({
   has_mask: hasMask,
   controls = [],
   reference_images: references = [],
+  ip_adapter: adapter = null,
   refiner = null,
 }) {
   const parts = [];
@@ -74,6 +75,7 @@ function describeInputs({
   if (controls.length)
     parts.push(`ControlNet ${controls.map(({ name, scale }) => formatLora({ name, weight: scale })).join(" + ")}`);
   if (references.length) parts.push(pluralize(references.length, "reference image"));
+  if (adapter) parts.push(`IP-Adapter ${formatLora({ name: adapter.name, weight: adapter.scale })}`);
   if (refiner) parts.push(`refiner from ${refiner.start}`);
   return parts;
 }

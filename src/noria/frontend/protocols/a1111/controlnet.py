@@ -1,6 +1,7 @@
-"""Converts the units of A1111's ControlNet extension (`alwayson_scripts.controlnet`) to controls of `/t2i`.
+"""Converts the units of A1111's ControlNet extension (`alwayson_scripts.controlnet`) to fields of `/t2i`.
 
-Images go into ControlNets as they are: a unit with a preprocessor is rejected, and so is every option that would change
+Units whose preprocessor or model is an IP-Adapter are its `ip_adapter`, others are controls. Images go into ControlNets
+as they are: a unit with a preprocessor is rejected, and so is every option that would change
 the image and that Noria does not have.
 """
 
@@ -14,7 +15,7 @@ from noria.errors import InvalidField, RequestError, short_repr
 from noria.errors.problems import Problems, each_part
 from noria.frontend.protocols.a1111.off_values import is_empty, is_off
 from noria.images.start_image import RequestImageFacts
-from noria.protocol.request import ControlField, ImageRequest
+from noria.protocol.request import ControlField, ImageRequest, IpAdapterField
 
 SCRIPT = "controlnet"
 FIELD = f"alwayson_scripts.{SCRIPT}.args"
@@ -22,6 +23,7 @@ _MAX_UNITS = 20  # with those that are off; the extension has at most as many
 _MAX_NAMED = 8  # unknown options in a message
 _HASH = re.compile(r" \[[0-9a-f]+\]\Z")  # A1111 lists models as `name [hash]`
 
+_IP_ADAPTER = "ip-adapter"  # how its preprocessors and models are called
 _NO_PREPROCESSOR = "no preprocessor is run here: send an image as the ControlNet takes it, and none"
 
 # Clients send these by default, and the extension's own default is 1; without cropping and filling they resize as 0
@@ -73,15 +75,28 @@ def title(name: str, digest: str) -> str:
     return f"{name} [{digest}]"
 
 
-def controls_of(sent: Mapping[str, Any]) -> tuple[ControlField, ...]:
-    """Return the controls of the units in a body. Raises InvalidField, of all units that are wrong."""
+class UnitFields(NamedTuple):
+    """The fields of `/t2i` that units become."""
+
+    controls: tuple[ControlField, ...] = ()
+    ip_adapter: IpAdapterField | None = None
+
+
+def fields_of(sent: Mapping[str, Any]) -> UnitFields:
+    """Return the fields of the units in a body. Raises InvalidField, of all units that are wrong."""
     problems, controls = Problems(), []
+    ip_adapter: IpAdapterField | None = None
     for k, unit in problems.attempt(lambda: _units(sent), []):
         where = f"{FIELD}[{k}]"
         problems.add(*_unsupported_options(where, unit))
-        controls.append(problems.attempt(functools.partial(_control, where, unit), None))
+        if not _is_ip_adapter(unit):
+            controls.append(problems.attempt(functools.partial(_control, where, unit), None))
+        elif ip_adapter is not None:
+            problems.add(InvalidField(f"{where} is a second IP-Adapter; one is allowed.", field=FIELD))
+        else:
+            ip_adapter = problems.attempt(functools.partial(_ip_adapter, where, unit), None)
     problems.raise_all()
-    return tuple(each for each in controls if each is not None)
+    return UnitFields(tuple(each for each in controls if each is not None), ip_adapter)
 
 
 class UnitSettings(NamedTuple):
@@ -92,8 +107,8 @@ class UnitSettings(NamedTuple):
 
 
 def settings_of(sent: Mapping[str, Any]) -> list[UnitSettings]:
-    """Return the settings of the units in a body, which passed `controls_of`."""
-    modes = [(k, unit.get("resize_mode")) for k, unit in _units(sent)]
+    """Return the settings of the controls in a body, which passed `fields_of`."""
+    modes = [(k, unit.get("resize_mode")) for k, unit in _units(sent) if not _is_ip_adapter(unit)]
     return [UnitSettings(k, _DEFAULT_RESIZE_MODE if mode in (None, "") else mode) for k, mode in modes]
 
 
@@ -103,6 +118,8 @@ def error_of_units(error: RequestError, units: Sequence[UnitSettings]) -> Reques
 
 
 def _error_of_unit(error: RequestError, units: Sequence[UnitSettings]) -> RequestError:
+    if error.field == "ip_adapter":
+        return type(error)(f"{FIELD}: {error.message}", field=FIELD)
     found = re.match(r"controls\[(\d+)\](?:\.(\w+))?", error.message)
     if found is None or error.field != "controls":
         return error
@@ -178,7 +195,7 @@ def _unsupported_options(where: str, unit: Mapping[str, Any]) -> Iterator[Invali
         are = "are not supported: leave them out" if len(unknown) > 1 else "is not supported: leave it out"
         yield InvalidField(f"{where}: {names} {are}.", field=FIELD)
     for name, off_values in _OFF_VALUES.items():
-        if is_off(value := unit.get(name), *off_values):
+        if is_off(value := unit.get(name), *off_values) or (name == "module" and _is_named_ip_adapter(value)):
             continue
         if name == "module":
             message = f"{where}.module is {short_repr(value)}; {_NO_PREPROCESSOR}."
@@ -186,6 +203,25 @@ def _unsupported_options(where: str, unit: Mapping[str, Any]) -> Iterator[Invali
             off = " or ".join(map(short_repr, (*off_values, None)))
             message = f"{where}.{name} is {short_repr(value)}, which is not supported: leave it out, or send {off}."
         yield InvalidField(message, field=FIELD)
+
+
+def _is_ip_adapter(unit: Mapping[str, Any]) -> bool:
+    return _is_named_ip_adapter(unit.get("module")) or _is_named_ip_adapter(unit.get("model"))
+
+
+def _is_named_ip_adapter(name: object) -> bool:
+    return isinstance(name, str) and name.lower().startswith(_IP_ADAPTER)
+
+
+def _ip_adapter(where: str, unit: Mapping[str, Any]) -> IpAdapterField:
+    control = _control(where, unit)
+    if (control.start, control.end) != (0, 1):
+        raise InvalidField(
+            f"{where}: its guidance is from {control.start} to {control.end}; an IP-Adapter is in all steps here, from "
+            "0 to 1.",
+            field=FIELD,
+        )
+    return IpAdapterField(control.name, control.image, control.scale)
 
 
 def _control(where: str, unit: Mapping[str, Any]) -> ControlField:

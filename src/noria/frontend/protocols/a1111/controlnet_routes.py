@@ -10,7 +10,7 @@ from noria.errors import OperationNotSupported
 from noria.frontend.http.json_response import json_response
 from noria.frontend.protocols.a1111.controlnet import SCRIPT, title
 from noria.frontend.services.images.request_images import MAX_CONTROLS
-from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.adapter_folders import AdapterFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _VERSION = 3  # version of the extension's API: units in `alwayson_scripts`
@@ -20,7 +20,7 @@ _NO_MODULE, _NO_MODEL = "none", "None"
 class ControlNetRoutes:
     """The routes under /controlnet, and the list of scripts."""
 
-    def __init__(self, folders: ControlNetFolders, selected_model: Callable[[Request], DiffusionModelSpec]) -> None:
+    def __init__(self, folders: AdapterFolders, selected_model: Callable[[Request], DiffusionModelSpec]) -> None:
         """`selected_model` returns the model that a client has selected."""
         self._folders, self._selected_model = folders, selected_model
 
@@ -37,7 +37,7 @@ class ControlNetRoutes:
         return json_response({"control_net_unit_count": MAX_CONTROLS})
 
     async def model_list(self, http: Request) -> Response:
-        """List the ControlNets of the selected model."""
+        """List the ControlNets and the IP-Adapters of the selected model."""
         return json_response({"model_list": await self._models(http)})
 
     async def module_list(self, _: Request) -> Response:
@@ -63,5 +63,9 @@ class ControlNetRoutes:
         )
 
     async def _models(self, http: Request) -> list[str]:
-        found = await asyncio.to_thread(self._folders.for_model, self._selected_model(http))  # reads folders
-        return [title(name, controlnet.digest) for name, controlnet in found.items()]
+        spec = self._selected_model(http)
+        controlnets = await asyncio.to_thread(self._folders.controlnets.for_model, spec)  # reads folders
+        ip_adapters = await asyncio.to_thread(self._folders.ip_adapters.for_model, spec)
+        digests = [(name, each.digest) for name, each in controlnets.items()]
+        digests += [(name, each.digest) for name, each in ip_adapters.items()]
+        return [title(*each) for each in digests]

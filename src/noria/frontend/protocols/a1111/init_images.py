@@ -4,17 +4,18 @@ Fields that are left out mean what they do in A1111's API: its defaults are not 
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from noria.errors import InvalidField, short_repr
 from noria.errors.problems import Problems
 from noria.frontend.protocols.a1111.bodies import Img2Img
+from noria.frontend.protocols.a1111.controlnet import UnitFields
 from noria.frontend.services.images.request_images import check_num_references
 from noria.frontend.services.images.request_validation import Limits, check_range
 from noria.frontend.services.images.start_images import LoadFiles, control_images, decode_files
 from noria.images.inpainting import MaskContent, MaskUse, ResizeMode
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.request import ControlField
 
 RESIZE_MODES: Mapping[ResizeMode, str] = {
     "stretch": "Just resize",
@@ -46,19 +47,21 @@ def has_references(body: Img2Img, spec: DiffusionModelSpec | None) -> bool:
     return spec.max_references > 0 and bool(body.init_images) and not body.mask and body.denoising_strength == 1
 
 
-def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_references: bool) -> LoadFiles:
-    """Return what decodes the images of `body` and of its controls.
+def files_of_image_body(body: Img2Img, fields: UnitFields, *, are_references: bool) -> LoadFiles:
+    """Return what decodes the images of `body` and of its units.
 
     Raises:
         InvalidField: not one starts, or fields of it and of its mask are wrong.
 
     """
     images = body.init_images or []
+    of_units: dict[str, Any] = {
+        "control_images": control_images(fields.controls),
+        "ip_adapter_image": fields.ip_adapter and fields.ip_adapter.image,
+    }
     if are_references:
         check_num_references(images)
-        return functools.partial(
-            decode_files, None, None, control_images=control_images(controls), reference_images=images
-        )
+        return functools.partial(decode_files, None, None, reference_images=images, **of_units)
     if len(images) != 1:
         others = "; several are reference images, with denoising_strength 1 and no mask" if images else ""
         raise InvalidField(f"init_images has {len(images)} images; allowed is one{others}.", field="init_images")
@@ -73,9 +76,9 @@ def files_of_image_body(body: Img2Img, controls: Sequence[ControlField], *, are_
         body.mask or None,
         "alpha or white",
         inverts_mask=bool(body.inpainting_mask_invert),
-        control_images=control_images(controls),
         resize=resize,
         mask_use=mask_use,
+        **of_units,
     )
 
 

@@ -55,7 +55,10 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
         f"{_ROOT}/scripts": (controlnets.scripts, "The scripts: controlnet."),
         f"{_CONTROLNET_ROOT}/version": (controlnets.version, "The version of the extension's API."),
         f"{_CONTROLNET_ROOT}/settings": (controlnets.settings, "The number of units that a request may have."),
-        f"{_CONTROLNET_ROOT}/model_list": (controlnets.model_list, "The ControlNets of the selected model."),
+        f"{_CONTROLNET_ROOT}/model_list": (
+            controlnets.model_list,
+            "The ControlNets and the IP-Adapters of the selected model.",
+        ),
         f"{_CONTROLNET_ROOT}/module_list": (
             controlnets.module_list,
             "The preprocessors: only the one that does nothing.",
@@ -69,8 +72,8 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             handler=routes.txt2img,
             summary="Generate images with A1111's API",
             description="Bounds are those of `/t2i`. Features that Noria does not have are rejected unless they are "
-            "off. As in A1111, numbers may be strings, and unknown fields are ignored. ControlNets are units of "
-            "`alwayson_scripts.controlnet`.",
+            "off. As in A1111, numbers may be strings, and unknown fields are ignored. ControlNets and an "
+            "IP-Adapter are units of `alwayson_scripts.controlnet`.",
             body=Txt2Img,
             fields=_FIELDS,
             example={"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},

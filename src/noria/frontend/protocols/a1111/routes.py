@@ -38,10 +38,11 @@ from noria.frontend.protocols.a1111.bodies import (
     title,
 )
 from noria.frontend.protocols.a1111.controlnet import (
+    UnitFields,
     UnitSettings,
     check_proportions,
-    controls_of,
     error_of_units,
+    fields_of,
     images_in,
     settings_of,
 )
@@ -60,7 +61,6 @@ from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, UPSCALERS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for
 from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.request import ControlField
 
 Txt2ImgT = TypeVar("Txt2ImgT", bound=Txt2Img)
 
@@ -128,7 +128,7 @@ class A1111Routes:
         self._generation_service, self._body_reader = generation_service, body_reader
         self._tasks = A1111Tasks(generation_service)
         self._settings: dict[str | None, dict[str, Any]] = {}  # by the API key's name
-        self.controlnets = ControlNetRoutes(generation_service.folders.controlnets, self._selected_model)
+        self.controlnets = ControlNetRoutes(generation_service.folders, self._selected_model)
 
     async def txt2img(self, http: Request) -> Response:
         """Generate images; returns them in base64."""
@@ -169,7 +169,7 @@ class A1111Routes:
             check_body(sent, problems, has_image=isinstance(body, Img2Img))
             if not isinstance(body, Img2Img):
                 check_hires(body, sent, problems)
-            controls = problems.attempt(functools.partial(controls_of, sent), ())
+            fields = problems.attempt(functools.partial(fields_of, sent), UnitFields())
             if not problems.are_there:
                 self._body_reader.check_length(raw, *images, *images_in(sent))
             load_files, has_start_image = None, False
@@ -177,16 +177,16 @@ class A1111Routes:
             spec = await self._generation_service.open_model(model, http.state.context)
             if isinstance(body, Img2Img):
                 has_start_image = not has_references(body, spec)
-                load = functools.partial(files_of_image_body, body, controls, are_references=not has_start_image)
+                load = functools.partial(files_of_image_body, body, fields, are_references=not has_start_image)
                 load_files = problems.attempt(load, None)
                 body = msgspec.structs.replace(body, init_images=None, mask=None)
                 del load
             units = problems.attempt(functools.partial(settings_of, sent), [])
             ignored = ignored_in(body, sent)
             admitting = self._admit(
-                http, body, spec, controls, units, problems, load_files, has_start_image=has_start_image
+                http, body, spec, fields, units, problems, load_files, has_start_image=has_start_image
             )
-            del raw, sent, controls, images, load_files  # they are long
+            del raw, sent, fields, images, load_files  # they are long
             return await admitting, body, ignored
 
     async def _admit(
@@ -194,7 +194,7 @@ class A1111Routes:
         http: Request,
         body: Txt2Img,
         spec: DiffusionModelSpec | None,
-        controls: tuple[ControlField, ...],
+        fields: UnitFields,
         units: Sequence[UnitSettings],
         problems: Problems,
         load_files: LoadFiles | None,
@@ -208,9 +208,9 @@ class A1111Routes:
         if spec is not None and not isinstance(body, Img2Img):
             second_pass = second_pass_of(body, spec, limits(spec, self._generation_service.config), problems)
         image_body = as_image_body(
-            body, settings, spec, model, controls, problems, second_pass, has_start_image=has_start_image
+            body, settings, spec, model, fields.controls, problems, second_pass, has_start_image=has_start_image
         )
-        image_body = apply_headers(image_body, http.headers)
+        image_body = apply_headers(msgspec.structs.replace(image_body, ip_adapter=fields.ip_adapter), http.headers)
         admitting = self._generation_service.admit(
             image_body,
             http.state.context,
@@ -218,7 +218,7 @@ class A1111Routes:
             check=functools.partial(check_proportions, units),
             problems=problems,
         )
-        del load_files, controls, image_body
+        del load_files, fields, image_body
         try:
             return await admitting
         except RequestError as error:

@@ -181,4 +181,5 @@ class ModelRoutes:
         loras = await asyncio.to_thread(self._generation_service.folders.loras.files, spec.name)  # reads folders
         controlnets = await asyncio.to_thread(self._generation_service.folders.controlnets.for_model, spec)
         refiner = await asyncio.to_thread(self._generation_service.folders.refiners.for_model, spec)
-        return capabilities_of(spec, self._config, loras, controlnets, refiner and refiner.name)
+        ip_adapters = await asyncio.to_thread(self._generation_service.folders.ip_adapters.for_model, spec)
+        return capabilities_of(spec, self._config, loras, controlnets, refiner and refiner.name, ip_adapters)

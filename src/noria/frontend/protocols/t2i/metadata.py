@@ -211,6 +211,9 @@ def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
         )
         for control in metadata.controls
     ]
+    if (adapter := metadata.ip_adapter) is not None:
+        made = f"the file was made with the IP-Adapter {short_repr(adapter.name)}, whose image it does not contain"
+        rejected.append(RejectedSetting("ip_adapter", adapter, f"{made}: send it in ip_adapter."))
     if metadata.reference_images:
         rejected.append(
             RejectedSetting(

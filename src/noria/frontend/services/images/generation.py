@@ -229,7 +229,8 @@ class GenerationService:
         """Return what `validate` does; in a thread if it reads folders."""
         key_name = context.api_client.name or ""
         arguments = body, spec, self.config, request_id, _random_seed, key_name, self.folders, images, problems
-        if body.loras or body.controls or body.refiner is not None or self.folders.embeddings:
+        fields = body.loras, body.controls, body.ip_adapter, body.refiner
+        if any(fields) or self.folders.embeddings:
             return await self._file_threads.run(context.client, validate, *arguments)
         return validate(*arguments)
 

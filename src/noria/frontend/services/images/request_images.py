@@ -7,12 +7,19 @@ from noria.images import scheduler_names
 from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFacts
-from noria.protocol.diffusion import Control, DiffusionModelSpec, Reference, min_strength, num_skipped_steps
-from noria.protocol.request import ControlField
+from noria.protocol.diffusion import (
+    Control,
+    DiffusionModelSpec,
+    IpAdapter,
+    Reference,
+    min_strength,
+    num_skipped_steps,
+)
+from noria.protocol.request import ControlField, IpAdapterField
 
 MAX_CONTROLS = 4  # controls of a request: each costs half a UNet
 MAX_REFERENCES = 4  # reference images of a request, for any model: each costs about as much as the image
-MAX_CONTROL_SCALE = 2.0  # A1111's
+MAX_CONTROL_SCALE = 2.0  # A1111's, also of IP-Adapters
 
 
 def fitting_size(sides: tuple[int, int], spec: DiffusionModelSpec) -> tuple[int, int]:
@@ -113,6 +120,24 @@ def check_controls(controls: Sequence[ControlField], images: Sequence[ImageFacts
         Control(control.name, control.scale, control.start, control.end, image_digest=digest)
         for control, digest in zip(controls, digests, strict=True)
     ]
+
+
+def check_ip_adapter(got: IpAdapterField | None, images: RequestImageFacts | None) -> IpAdapter | None:
+    """Return the IP-Adapter whose image is that of `images`, without its own digest; None: they are not known yet."""
+    image = None if images is None else images.ip_adapter
+    if got is None:
+        if image is None:
+            return None
+        raise InvalidField("ip_adapter_image is there without ip_adapter, which names one.", field="ip_adapter")
+    if not 0 <= got.scale <= MAX_CONTROL_SCALE:  # also true for NaN
+        raise InvalidField(
+            f"ip_adapter.scale is {short_repr(got.scale)}; allowed are 0.0 to {MAX_CONTROL_SCALE}.", field="ip_adapter"
+        )
+    if images is not None and image is None:
+        raise InvalidField(
+            "ip_adapter has no image; send it, in a form as the file `ip_adapter_image`.", field="ip_adapter"
+        )
+    return IpAdapter(got.name, got.scale, image_digest=image and image.digest)
 
 
 def check_strength(

@@ -16,6 +16,7 @@ from noria.errors import InvalidField, did_you_mean, short_repr
 from noria.errors.problems import Problems
 from noria.frontend.services.images.request_images import (
     check_controls,
+    check_ip_adapter,
     check_needed_images,
     check_references,
     check_strength,
@@ -99,9 +100,9 @@ def validate(
 ) -> ImageRequest:
     """Return `body` as a complete, valid request of `client` (the name of an API key, or "") for an engine.
 
-    `folders` are read if the body names LoRAs, ControlNets or the refiner. `images` are those of `body`, whose own
-    fields of them are not read; the size of the first is the default one. None: they are not known yet, and what
-    depends on them is not checked. `problems` are those that were found before.
+    `folders` are read if the body names LoRAs, ControlNets, an IP-Adapter or the refiner. `images` are those of `body`,
+    whose own fields of them are not read; the size of the first is the default one. None: they are not known yet, and
+    what depends on them is not checked. `problems` are those that were found before.
 
     Raises:
         InvalidField: names all fields whose values are not allowed; it has the name of the first.
@@ -129,6 +130,7 @@ def validate(
         references = attempt(lambda: check_references(facts.references, spec), ())
     if body.controls or facts.controls:
         controls = attempt(lambda: check_controls(body.controls, images and images.controls), ())
+    ip_adapter = attempt(lambda: check_ip_adapter(body.ip_adapter, images), None)
     default_size_px = default_size(facts, references, spec)
     width_px, height_px = (None, None) if default_size_px is None else default_size_px
     num_steps = int(checked("inference_steps", body.inference_steps))
@@ -169,6 +171,7 @@ def validate(
             mask_fill=None if start_image is None else start_image.mask_fill,
             controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
             reference_images=references,
+            ip_adapter=ip_adapter and attempt(lambda: folders.ip_adapters.complete(ip_adapter, spec), None),
             refiner=None
             if (refiner := body.refiner) is None
             else attempt(lambda: _complete_refiner(refiner, start_image, spec, scheduler, folders.refiners), None),
@@ -182,7 +185,7 @@ def validate(
         stream_progress=body.stream,
     )
     if request.payload.second_pass is not None:
-        has_images = start_image is not None or bool(body.controls or references)
+        has_images = start_image is not None or bool(body.controls or references or ip_adapter)
         attempt(lambda: check_second_pass(request.payload, spec, has_images=has_images), None)
     calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
     problems.raise_all()

@@ -1,4 +1,4 @@
-"""Reads the images of requests, those of their start, of controls and references, in threads, at most two at once.
+"""Reads the images of requests, as start images and those of controls, in threads, at most two at once.
 
 Each takes a core and up to 200 MB.
 """
@@ -68,7 +68,13 @@ class StartImages:
             raise BodyTooLarge(
                 f"the images of the request have {files.num_bytes} bytes; at most {self._max_bytes} are allowed "
                 "(frontend.max_image_bytes).",
-                field="image" if files.image is not None else "controls" if files.controls else REFERENCES,
+                field="image"
+                if files.image is not None
+                else "controls"
+                if files.controls
+                else REFERENCES
+                if files.references
+                else "ip_adapter",
             )
         return RequestImages(files)
 
@@ -76,7 +82,9 @@ class StartImages:
         self, client: str, images: RequestImages, request: ImageRequest, spec: DiffusionModelSpec
     ) -> bytes:
         """Return what `RequestImages.pixels` does for a request. Raises UnreadableImage and InvalidField."""
-        return await self._threads.run(client, images.pixels, request.payload.width, request.payload.height, spec)
+        payload = request.payload
+        ip_adapter_px = 0 if payload.ip_adapter is None else payload.ip_adapter.image_px
+        return await self._threads.run(client, images.pixels, payload.width, payload.height, spec, ip_adapter_px)
 
     async def paste(
         self, client: str, start: StartImage, image: RawImage, write: Callable[[Sequence[RawImage]], T]
@@ -95,20 +103,23 @@ def files_of(body: ImageRequestBody) -> LoadFiles | None:
     """Return what decodes the images of `body`; None: it has none.
 
     Raises:
-        InvalidField: there is a mask without a start image, or a control without an image, or there are too many.
+        InvalidField: a mask has no start image, or a control or an IP-Adapter no image, or there are too many.
 
     """
     if body.mask is not None and body.image is None:
         raise InvalidField("mask is there without image; send both.", field="mask")
-    if not body.images and not body.controls:
+    if not body.images and not body.controls and body.ip_adapter is None:
         return None
     check_num_references(body.reference_images)
+    if body.ip_adapter is not None and body.ip_adapter.image is None:
+        raise InvalidField("ip_adapter.image is missing; send a PNG, WebP or JPEG file.", field="ip_adapter")
     return functools.partial(
         decode_files,
         body.image,
         body.mask,
         control_images=control_images(body.controls),
         reference_images=body.reference_images,
+        ip_adapter_image=None if body.ip_adapter is None else body.ip_adapter.image,
     )
 
 
@@ -129,6 +140,7 @@ def decode_files(
     inverts_mask: bool = False,
     control_images: Sequence[str] = (),
     reference_images: Sequence[str] = (),
+    ip_adapter_image: str | None = None,
     resize: ResizeMode = "stretch",
     mask_use: MaskUse | None = None,
 ) -> ImageFiles:
@@ -140,6 +152,7 @@ def decode_files(
         inverts_mask,
         tuple(decode_file(f"controls[{k}].image", each) for k, each in enumerate(control_images)),
         tuple(decode_file(f"{REFERENCES}[{k}]", each) for k, each in enumerate(reference_images)),
+        None if ip_adapter_image is None else decode_file("ip_adapter.image", ip_adapter_image),
         resize,
         mask_use,
     )
@@ -147,7 +160,7 @@ def decode_files(
 
 def decode_file(name: str, text: str) -> bytes:
     """Return the file that `text` is in base64, or as a data: URL; `name` is for errors. Raises UnreadableImage."""
-    field = name.partition("[")[0]
+    field = re.split(r"[.[]", name)[0]
     start = text[:_MAX_LOCATION_CHARS].strip()
     if _URL.match(start) or (len(text) <= _MAX_LOCATION_CHARS and _PATH.fullmatch(start)):
         raise UnreadableImage(

@@ -27,6 +27,7 @@ from noria.models.diffusion.part_loading import (
 from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.unet_models.clip_encoding import clip_encode
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
+from noria.models.diffusion.unet_models.ip_adapter import load_ip_adapters
 from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
@@ -63,7 +64,8 @@ class StableDiffusion(UnetModel):
             from transformers import CLIPTextModel, CLIPTokenizer
 
             unet = load_denoiser(UNet2DConditionModel, spec, config, device, streamer)
-            return cls(
+            ip_adapters = load_ip_adapters(spec, unet, config, device)
+            model = cls(
                 *load_text_encoder((CLIPTokenizer, CLIPTextModel), spec, "", *placement, streamer),
                 unet,
                 load_vae(spec, config, device, streamer),
@@ -72,6 +74,8 @@ class StableDiffusion(UnetModel):
                 config,
                 Guidance(rescale=spec.guidance_rescale, embedded=unet.config.time_cond_proj_dim is not None),
             )
+            model.ip_adapters = ip_adapters
+            return model
 
     def text_encode(self, prompts: Sequence[PromptText]) -> list[Conditioning]:
         """Return the conditioning of each prompt: plain ones padded or truncated, as by diffusers' `encode_prompt`."""

@@ -31,6 +31,7 @@ from noria.models.diffusion.part_loading import (
 from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.unet_models.clip_encoding import TextEncoder
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
+from noria.models.diffusion.unet_models.ip_adapter import load_ip_adapters
 from noria.models.diffusion.unet_models.refiner import Refiner, load_refiner
 from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.models.diffusion.unet_models.xl_conditioning import size_ids, text_encode
@@ -87,7 +88,9 @@ class StableDiffusionXL(UnetModel):
                 negative_absent="zeros" if zeros else "empty",
             )
             controlnets = load_controlnets(spec, config, device)
+            ip_adapters = load_ip_adapters(spec, unet, config, device)
             model = cls((first, second), unet, vae, controlnets, load_scheduler_config(spec), config, guidance)
+            model.ip_adapters = ip_adapters
             model.refiner = load_refiner(spec, config, device, model.latent_scale, second[1])
             return model
 

@@ -1,4 +1,4 @@
-"""The base of Stable Diffusion and XL: a UNet that denoises latents, and ControlNets that steer it.
+"""The base of Stable Diffusion and XL: a UNet that denoises latents, and ControlNets and IP-Adapters that steer it.
 
 Shapes: B images.
 """
@@ -11,6 +11,7 @@ from noria.config import EngineConfig
 from noria.models.diffusion.diffusion_model import InpaintingInput
 from noria.models.diffusion.latent_model import LatentModel
 from noria.models.diffusion.unet_models.controlnet import ControlNets
+from noria.models.diffusion.unet_models.ip_adapter import IpAdapters
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
 from noria.sampling.guidance import Guidance
 
@@ -29,6 +30,7 @@ class UnetModel(LatentModel):
     ) -> None:
         """Configure loaded parts by `config`, which has no "auto" left; device and dtype are those of the UNet."""
         self.unet, self.controlnets = unet, controlnets
+        self.ip_adapters = IpAdapters({}, unet, has_compiled_blocks=False)
         self._denoiser = DenoisingUnet(unet, scheduler_config, config)
         super().__init__(unet, vae, scheduler_config, config, guidance, unet.config.out_channels)
         if unet.config.in_channels != unet.config.out_channels:

@@ -1,0 +1,217 @@
+"""The IP-Adapters of a loaded model: what images add to the cross attentions of its UNet, on the rows that have one.
+
+An image becomes a few tokens, and these the keys and values of each cross attention, once for a request: what a row's
+queries read of them is added to what they read of the prompt (Ye et al., 2023, eq. 5). Values are scaled, so that the
+attention is. Hooks do this within a call with such rows; others see nothing of it, in every bit.
+
+Shapes: B images, S side of the encoder's images, T tokens of an image, D their width, R rows of a call, A rows of them
+with images of one number of tokens, I width of a cross attention, N its queries.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from noria.config import EngineConfig
+from noria.errors import ConfigError, ModelError
+from noria.models.diffusion.block_compilation import without_compiled_blocks
+from noria.models.diffusion.part_loading import DTYPES, load_weights
+from noria.models.diffusion.unet_models.graphed_calls import without_graphs
+from noria.models.ip_adapter_files import ENCODER_STEM, LAYERS, PROJECTION, IpAdapterFile, IpAdapterFiles
+from noria.protocol.diffusion import DiffusionModelSpec
+
+# CLIP's, as diffusers prepares images for these encoders, whose folders mostly do not say them.
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+KeysValues = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+"""The keys and the scaled values of each cross attention, [T, I] each."""
+
+
+class ImageTokens(NamedTuple):
+    """The keys and values of an image for the rows of its request, and for those that guide away from it."""
+
+    positive: KeysValues
+    negative: KeysValues
+
+
+class IpAdapter:
+    """A loaded IP-Adapter."""
+
+    def __init__(self, file: IpAdapterFile, encoder: Any, projection: Any, layers: KeysValues) -> None:
+        """`layers` are the matrices of keys and values, [I, D] each."""
+        self.digest, self._image_px, self._takes_hidden = file.digest, file.image_px, file.takes_hidden
+        self._encoder, self._projection, self._layers = encoder, projection, layers
+
+    def encode(self, pixels_BSS3: torch.Tensor) -> torch.Tensor:
+        """Return the tokens [B, T, D] of images, uint8."""
+        device = self._encoder.device
+        mean, std = (torch.tensor(each, device=device)[:, None, None] for each in (_MEAN, _STD))
+        return self._project((pixels_BSS3.to(device).movedim(-1, 1).float() / 255 - mean) / std)
+
+    def _project(self, images_B3SS: torch.Tensor) -> torch.Tensor:
+        outputs = self._encoder(images_B3SS.to(self._encoder.dtype), output_hidden_states=self._takes_hidden)
+        tokens_BTD: torch.Tensor = self._projection(
+            outputs.hidden_states[-2] if self._takes_hidden else outputs.image_embeds
+        )
+        return tokens_BTD
+
+    @functools.cached_property
+    def _negative(self) -> torch.Tensor:
+        """The tokens that guide away from images, as diffusers' `encode_image` makes them: of zeros."""
+        if self._takes_hidden:
+            return self._project(torch.zeros(1, 3, self._image_px, self._image_px, device=self._encoder.device))[0]
+        width = self._encoder.config.projection_dim
+        tokens_1TD: torch.Tensor = self._projection(
+            torch.zeros(1, width, dtype=self._encoder.dtype, device=self._encoder.device)
+        )
+        return tokens_1TD[0]
+
+    def tokens(self, tokens_TD: torch.Tensor, scale: float) -> ImageTokens:
+        """Return what an image with these tokens adds, times `scale`."""
+        return ImageTokens(self._keys_values(tokens_TD, scale), self._keys_values(self._negative, scale))
+
+    def _keys_values(self, tokens_TD: torch.Tensor, scale: float) -> KeysValues:
+        return tuple((tokens_TD @ keys_ID.T, tokens_TD @ values_ID.T * scale) for keys_ID, values_ID in self._layers)
+
+
+class IpAdapters:
+    """The loaded IP-Adapters of one model, by name."""
+
+    def __init__(self, adapters: Mapping[str, IpAdapter], unet: Any, *, has_compiled_blocks: bool) -> None:
+        self.by_name, self._unet, self._has_compiled_blocks = adapters, unet, has_compiled_blocks
+        names = [name.removesuffix(".processor") for name in unet.attn_processors]
+        self._attentions = [unet.get_submodule(name) for name in names if name.endswith("attn2")] if adapters else []
+        self._rows: Sequence[KeysValues | None] = ()  # those of the last call
+        self._stacks: list[list[_Stack]] = []  # stacks of these, by cross attention
+
+    @contextlib.contextmanager
+    def applied(self, rows: Sequence[KeysValues | None]) -> Iterator[None]:
+        """Add `rows[r]` to row r of a call of the UNet inside of this context."""
+        if all(row is None for row in rows):
+            self._rows, self._stacks = (), []
+            yield
+            return
+        self._set_rows(rows)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_graphs())
+            if self._has_compiled_blocks:
+                stack.enter_context(without_compiled_blocks(self._unet))
+            for attention, stacks in zip(self._attentions, self._stacks, strict=True):
+                for handle in _Hooks(attention.heads, stacks).register(attention):
+                    stack.callback(handle.remove)
+            yield
+
+    def _set_rows(self, rows: Sequence[KeysValues | None]) -> None:
+        """Stack the keys and values of rows by their number of tokens; the stacks stay while a batch has these rows."""
+        if len(rows) == len(self._rows) and all(a is b for a, b in zip(rows, self._rows, strict=True)):
+            return
+        self._rows, self._stacks = (), []  # freed before the next ones need memory
+        by_length: dict[int, list[int]] = {}
+        for r, row in enumerate(rows):
+            if row is not None:
+                by_length.setdefault(len(row[0][0]), []).append(r)
+        stacks: list[list[_Stack]] = [[] for _ in self._attentions]
+        for positions in by_length.values():
+            of_rows = [row for r in positions if (row := rows[r]) is not None]
+            positions_A = torch.tensor(positions, device=of_rows[0][0][0].device)
+            for of_layer, pairs in zip(stacks, zip(*of_rows, strict=True), strict=True):
+                keys, values = (torch.stack(each) for each in zip(*pairs, strict=True))
+                of_layer.append(_Stack(positions_A, keys, values))
+        self._rows, self._stacks = rows, stacks
+
+
+class _Stack(NamedTuple):
+    """Keys and values of one cross attention for the rows at these positions."""
+
+    positions_A: torch.Tensor
+    keys_ATI: torch.Tensor
+    values_ATI: torch.Tensor
+
+
+class _Hooks:
+    """Hooks of one cross attention in one call, for any implementation of it.
+
+    Before its outputs are mixed, they add what the rows' queries read of images.
+    """
+
+    def __init__(self, heads: int, stacks: Sequence[_Stack]) -> None:
+        self._heads, self._stacks = heads, stacks
+        self._queries_RNI: torch.Tensor | None = None
+
+    def register(self, attention: Any) -> list[torch.utils.hooks.RemovableHandle]:
+        """Add the hooks; that of the outputs comes before those of LoRAs, which see what it has added."""
+        return [
+            attention.to_q.register_forward_hook(self._keep),
+            attention.to_out[0].register_forward_pre_hook(self._add, prepend=True),
+        ]
+
+    def _keep(self, _module: torch.nn.Module, _args: tuple[torch.Tensor, ...], queries_RNI: torch.Tensor) -> None:
+        self._queries_RNI = queries_RNI
+
+    def _add(self, _module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        assert self._queries_RNI is not None
+        (outputs_RNI,), queries_RNI, self._queries_RNI = args, self._queries_RNI, None
+        for at, keys_ATI, values_ATI in self._stacks:
+            queries, keys, values = (
+                each.view(*each.shape[:2], self._heads, -1).transpose(1, 2)
+                for each in (queries_RNI[at], keys_ATI, values_ATI)
+            )
+            read = torch.nn.functional.scaled_dot_product_attention(queries, keys, values)
+            read_ANI = read.transpose(1, 2).flatten(2)
+            outputs_RNI = outputs_RNI.index_add(0, at, read_ANI.to(outputs_RNI.dtype))
+        return (outputs_RNI,)
+
+
+_encoders: "weakref.WeakValueDictionary[tuple[str, str, str], Any]" = weakref.WeakValueDictionary()
+"""Image encoders, shared by the adapters and models of a process, by digest, dtype and device."""
+
+
+def load_ip_adapters(spec: DiffusionModelSpec, unet: Any, config: EngineConfig, device: str) -> IpAdapters:
+    """Load the IP-Adapters of `engine.ip_adapters` that fit a model with this UNet; onto "meta" none.
+
+    Raises:
+        ConfigError: the model is compiled, whose calls no hook can change.
+        ModelError: a file is damaged, or its tensors do not match its kind.
+    """
+    files = IpAdapterFiles.of(config).for_model(spec)
+    if files and config.compile:
+        raise ConfigError(
+            "engine.ip_adapters does not work with engine.compile. Switch off one of them, or use "
+            "engine.compile_blocks."
+        )
+    adapters = {} if device == "meta" else {name: _load(file, unet, config, device) for name, file in files.items()}
+    return IpAdapters(adapters, unet, has_compiled_blocks=config.compile_blocks)
+
+
+def _load(file: IpAdapterFile, unet: Any, config: EngineConfig, device: str) -> IpAdapter:
+    import safetensors.torch
+    from transformers import CLIPVisionModelWithProjection
+
+    dtype = DTYPES[config.dtype]
+    key = file.encoder_digest, config.dtype, device
+    encoder = _encoders.get(key)
+    if encoder is None:
+        encoder = load_weights(CLIPVisionModelWithProjection, file.encoder, ENCODER_STEM, dtype, device)
+        _encoders[key] = encoder
+    tensors = safetensors.torch.load_file(file.path)
+    read = {name.removeprefix(PROJECTION): each for name, each in tensors.items() if name.startswith(PROJECTION)}
+    try:
+        projection = unet._convert_ip_adapter_image_proj_to_diffusers(read, low_cpu_mem_usage=False)
+    except (KeyError, IndexError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{file.path}: its projection of images cannot be read: {error}") from error
+    keys, values = (
+        [tensors[f"{LAYERS}{2 * k + 1}.to_{what}_ip.weight"].to(device, dtype) for k in range(len(file.layer_shapes))]
+        for what in "kv"
+    )
+    projection = projection.to(device, dtype).eval().requires_grad_(requires_grad=False)
+    return IpAdapter(file, encoder, projection, tuple(zip(keys, values, strict=True)))
+
+
+def loaded_encoders(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> set[str]:
+    """Return the digests of a model's image encoders that other models of this process hold."""
+    files = IpAdapterFiles.of(config).for_model(spec).values()
+    return {file.encoder_digest for file in files if (file.encoder_digest, config.dtype, device) in _encoders}

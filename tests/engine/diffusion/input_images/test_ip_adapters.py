@@ -1,0 +1,292 @@
+"""IP-Adapters by row: as in diffusers' pipelines, in a mixed batch as alone, and not at all where there is none."""
+
+import contextlib
+import functools
+
+import diffusers
+import msgspec
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+import transformers
+
+import tiny_models
+from generating import difference, evicted_image, final_latents, generate, moved_image, relative
+from ip_adapter_files import ENCODER, save_ip_adapter
+from lora_files import save_diffusers_lora
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.engine.diffusion.sizing.weight_bytes import weights_of
+from noria.errors import ConfigError, InvalidField
+from noria.images.start_image import ImageFiles, RequestImages
+from noria.models.catalog import open_model
+from noria.models.families import FAMILIES
+from noria.models.ip_adapter_files import IpAdapterFiles
+from noria.models.lora_folders import digest_of
+from noria.protocol.diffusion import IpAdapter, Lora
+from noria.testing.requests import make_image_request
+from pipelines import run_pipeline, set_scheduler
+from uploads import file_of, photo
+
+# As in `test_controlnets.py`.
+PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
+KINDS = ("plain", "plus", "full")
+PIPELINES = {
+    "stable-diffusion": diffusers.StableDiffusionPipeline,
+    "stable-diffusion-xl": diffusers.StableDiffusionXLPipeline,
+}
+
+
+def save_adapters(folder, model, kinds=KINDS):
+    """Write adapters for the UNet of a model, called as their kinds, and their image encoder."""
+    torch.manual_seed(7)
+    config = transformers.CLIPVisionConfig(
+        **{name: value for name, value in ENCODER.items() if name != "architectures"},
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        patch_size=8,
+    )
+    encoder = transformers.CLIPVisionModelWithProjection(config)
+    tiny_models.randomise(encoder)
+    encoder.save_pretrained(folder / "image_encoder")
+    unet = diffusers.UNet2DConditionModel.from_pretrained(model / "unet")
+    layers = [
+        tuple(unet.get_submodule(name.removesuffix(".processor")).to_k.weight.shape)
+        for name in unet.attn_processors
+        if "attn2" in name
+    ]
+    for seed, kind in enumerate(kinds):
+        save_ip_adapter(folder / f"{kind}.safetensors", layers, kind=kind, seed=seed)
+    return folder
+
+
+def load(folder, adapters, **settings):
+    torch.set_num_threads(1)
+    spec = open_model(str(folder))
+    settings = {"loras": (), "ip_adapters": () if adapters is None else (str(adapters),)} | settings
+    config = EngineConfig(dtype="float32", slots=16, threads=1, **settings)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+
+
+@pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder"])
+def served(request, tmp_path_factory):
+    folder = request.getfixturevalue(request.param)
+    return *load(folder, save_adapters(tmp_path_factory.mktemp("served") / "models", folder)), folder
+
+
+def image_of(request):
+    """The image of a request's IP-Adapter, of no square shape."""
+    return photo((61, 45), seed=request.payload.seed)
+
+
+def make_request(executor, number, name=None, scale=0.8, **fields):
+    settings = {
+        "prompt": ["a red circle", "a blue square above a green star", "a large ring"][number % 3],
+        "negative_prompt": [None, "", "a black cross"][number % 3],
+        "seed": 700 + number,
+        "width": 48,
+        "height": 32,
+        "inference_steps": 4,
+        "guidance_scale": [1.0, 5.0][number % 2],
+        "scheduler": "ddim",
+    }
+    if name is not None:
+        digest = executor.model.ip_adapters.by_name[name].digest
+        settings["ip_adapter"] = IpAdapter(name, scale, digest, image_px=ENCODER["image_size"])
+    return make_image_request(f"r{number}", **settings | fields)
+
+
+def frame(request):
+    """The data of a request, as a front end makes it; None if it has no image."""
+    payload = request.payload
+    if payload.ip_adapter is None:
+        return None
+    images = RequestImages(ImageFiles(ip_adapter=file_of(image_of(request))))
+    return memoryview(images.pixels(payload.width, payload.height, None, payload.ip_adapter.image_px))
+
+
+def generate_all(executor, requests, arrivals=None):
+    return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
+
+
+@functools.cache  # loading one takes three times as long as an image
+def pipeline(spec, adapters, name):
+    pipe = PIPELINES[spec.family].from_pretrained(spec.folder, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.load_ip_adapter(str(adapters.parent), subfolder=adapters.name, weight_name=f"{name}.safetensors")
+    return pipe
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_are_those_of_the_pipelines(served, kind):
+    spec, executor, _ = served
+    adapters = next(iter(IpAdapterFiles.of(executor.config).for_model(spec).values())).path.parent
+    requests = [make_request(executor, k, kind, scale, n=1 + k // 3) for k, scale in enumerate([0.5, 1.0, 1.0, 0.5])]
+    images = generate_all(executor, requests)
+    pipe = pipeline(spec, adapters, kind)
+    for request in requests[:3]:
+        is_xl = spec.family == "stable-diffusion-xl"  # whose pipeline leaves steps_offset as the folder has it
+        set_scheduler(pipe, request, spec.folder, clip_sample=False, **({} if is_xl else {"steps_offset": 1}))
+        pipe.set_ip_adapter_scale(request.payload.ip_adapter.scale)
+        theirs = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
+        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+        pipe.set_ip_adapter_scale(0.0)
+        without = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
+        assert difference(without, theirs) > 2 * PARITY_TOLERANCE, request
+
+
+def mixed(executor):
+    """Images with each kind at several scales, guided and not, with joined prompts, and with none."""
+    choices = [(), ("plain", 0.5), ("plus", 1.0), ("full", 0.3), ("plain", 1.4), ("plus", 0.0)]
+    return [
+        make_request(
+            executor,
+            k,
+            *choices[k % 6],
+            scheduler=["ddim", "euler-a", "dpm++2m-karras", "heun"][k % 4],
+            inference_steps=3 + k % 4,
+            n=1 + (k == 7),
+            **({"prompt": "a red circle AND a ring :0.7", "prompt_syntax": "a1111"} if k in (2, 6) else {}),
+        )
+        for k in range(12)
+    ]
+
+
+def latents_of(executor, requests, monkeypatch, arrivals=None):
+    return final_latents(executor, requests, monkeypatch, arrivals, {each.request_id: frame(each) for each in requests})
+
+
+def test_a_mixed_batch_is_as_each_alone(served, monkeypatch):
+    _, executor, _ = served
+    requests = mixed(executor)
+    together = latents_of(executor, requests, monkeypatch, [(7 * k) % 5 for k in range(12)])
+    for request in requests:
+        alone = latents_of(executor, [request], monkeypatch)[request.request_id]
+        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
+
+
+def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served, monkeypatch):
+    _, executor, folder = served
+    requests = mixed(executor)
+    with_images = latents_of(executor, requests, monkeypatch)
+    with monkeypatch.context() as patch:  # the bare model, in the same batches
+        patch.setattr(executor.model.ip_adapters, "applied", lambda _: contextlib.nullcontext())
+        without = latents_of(executor, requests, monkeypatch)
+    alone = make_request(executor, 1, prompt="no other image has this", negative_prompt="nor this")
+    bare, same = (latents_of(each, [alone], monkeypatch)["r1"] for each in (load(folder, None)[1], executor))
+    assert torch.equal(bare, same)
+    for request in requests:
+        adapter, name = request.payload.ip_adapter, request.request_id
+        if adapter is None or not adapter.scale:
+            assert torch.equal(with_images[name], without[name]), request
+        else:
+            assert relative(with_images[name], without[name]) > 1e-3, request
+
+
+@pytest.mark.slow
+def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder, tmp_path):
+    _, executor = load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder), buckets=(32,))
+    requests = mixed(executor)[:8]
+    together = generate_all(executor, requests, [(7 * k) % 4 for k in range(8)])
+    for request in requests:
+        for (_, index), pixels in generate_all(executor, [request]).items():
+            assert np.array_equal(pixels, together[request.request_id, index]), request
+
+
+def test_moved_and_evicted_images_are_those_of_an_undisturbed_run(served):
+    _, executor, _ = served
+    request = make_request(executor, 1, "plus", inference_steps=6)
+    undisturbed = generate_all(executor, [request])["r1", 0]
+    assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= 1
+    assert difference(evicted_image(executor, request, 3, frame(request)), undisturbed) <= 1
+
+
+def test_an_image_is_encoded_once_for_its_request_and_with_others_at_once(served, monkeypatch):
+    _, executor, _ = served
+    encoder, calls = executor.model.ip_adapters.by_name["plain"]._encoder, []
+    forward = encoder.forward
+    monkeypatch.setattr(encoder, "forward", lambda pixels, **k: calls.append(len(pixels)) or forward(pixels, **k))
+    generate_all(executor, [make_request(executor, k, "plain", n=2) for k in range(3)] + [make_request(executor, 3)])
+    assert calls == [3]
+
+
+def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
+    (tmp_path / "loras").mkdir()
+    _, executor = load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder), loras=(str(tmp_path / "loras"),))
+    file = tmp_path / "loras" / "ink.safetensors"
+    save_diffusers_lora(file, executor.model.lora_parts, rank=2, seed=2)
+    adapted = {"loras": (Lora("ink", 0.7, digest_of(file)),)}
+    same = {"prompt": "a ring", "negative_prompt": "", "seed": 705, "guidance_scale": 4.0}
+    requests = [
+        make_request(executor, k, *chosen, **same, **of_lora)
+        for k, (chosen, of_lora) in enumerate([(("plain",), adapted), (("plain",), {}), ((), adapted), ((), {})])
+    ]
+    together = latents_of(executor, requests, monkeypatch)
+    for k, request in enumerate(requests):
+        alone = latents_of(executor, [request], monkeypatch)[request.request_id]
+        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
+        for other in requests[:k]:
+            assert relative(together[other.request_id], alone) > 1e-3, (request, other)
+
+
+@pytest.mark.parametrize("attention", ["plain", "sliced"])
+def test_they_are_the_same_with_each_attention(tiny_folder, tmp_path, attention):
+    adapters = save_adapters(tmp_path / "models", tiny_folder, ("plain",))
+    images = [
+        generate_all(executor, [make_request(executor, 1, "plain")])["r1", 0]
+        for executor in (load(tiny_folder, adapters, attention=each)[1] for each in ("sdpa", attention))
+    ]
+    assert difference(*images) <= 1
+
+
+def test_adapters_that_are_not_loaded_are_rejected(served):
+    _, executor, _ = served
+    request = make_request(executor, 1, "plain")
+    adapter = request.payload.ip_adapter
+    for change, message in [
+        ({"name": "other"}, "no IP-Adapter 'other'; allowed are 'full', 'plain', 'plus'"),
+        ({"digest": "0" * 12}, "'0{12}' on disk, but .* is loaded. Restart"),
+        ({"image_px": 16}, "the data has 3072 bytes, and not the 768 of the image of an IP-Adapter"),
+    ]:
+        changed = msgspec.structs.replace(adapter, **change)
+        payload = msgspec.structs.replace(request.payload, ip_adapter=changed)
+        with pytest.raises(InvalidField, match=message):
+            executor.prepare(msgspec.structs.replace(request, payload=payload), frame(request))
+
+
+def test_a_family_without_a_unet_has_none(tiny_z_image_folder, tiny_folder, tmp_path):
+    _, executor = load(tiny_z_image_folder, save_adapters(tmp_path / "models", tiny_folder, ("plain",)))
+    request = make_image_request("r", scheduler="flow-euler", ip_adapter=IpAdapter("plain", image_px=32))
+    with pytest.raises(InvalidField, match="it has none; the operator sets"):
+        executor.prepare(request, memoryview(bytes(3072)))
+
+
+def test_compiled_models_have_none(tiny_folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"engine\.ip_adapters does not work with engine\.compile"):
+        load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder, ("plain",)), compile=True)
+
+
+def test_the_weights_of_adapters_count_and_their_encoder_once(served):
+    spec, executor, _ = served
+    parts = weights_of(spec, executor.config).here
+    adapters = executor.model.ip_adapters.by_name
+    assert {f"IP-Adapter {kind}" for kind in KINDS} <= parts.keys()
+    (encoder,) = {id(each._encoder): each._encoder for each in adapters.values()}.values()
+    (num_bytes,) = [num_bytes for part, num_bytes in parts.items() if part.startswith("image encoder")]
+    assert num_bytes == 4 * sum(each.numel() for each in encoder.state_dict().values())
+
+
+@pytest.mark.parametrize("size", [(61, 45), (45, 61), (32, 32), (300, 40)])
+def test_an_image_is_prepared_as_by_diffusers(size):
+    image = photo(size)
+    processor = transformers.CLIPImageProcessor(size=32, crop_size=32)
+    expected = processor(image, return_tensors="np", do_rescale=False, do_normalize=False)["pixel_values"][0]
+    data = RequestImages(ImageFiles(ip_adapter=file_of(image))).pixels(64, 64, None, 32)
+    assert np.array_equal(np.frombuffer(data, np.uint8).reshape(32, 32, 3), np.moveaxis(np.asarray(expected), 0, -1))
+
+
+def test_a_transparent_image_is_over_white():
+    image = PIL.Image.new("RGBA", (40, 40), (0, 0, 0, 0))
+    assert RequestImages(ImageFiles(ip_adapter=file_of(image))).pixels(64, 64, None, 32) == b"\xff" * 3072

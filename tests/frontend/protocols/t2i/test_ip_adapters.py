@@ -1,0 +1,151 @@
+"""IP-Adapters in requests of every API that takes them, and in the files of images."""
+
+import hashlib
+import json
+
+import httpx
+import msgspec
+import pytest
+
+from ip_adapter_files import save_encoder, save_ip_adapter, save_unet
+from noria.config import Config, EngineConfig, FrontendConfig
+from noria.images.metadata_io import read_metadata
+from noria.images.start_image import ImageFiles, RequestImages
+from noria.models.ip_adapter_files import IpAdapterFiles
+from noria.protocol.diffusion import IpAdapter
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from uploads import b64, file_of, photo
+from waiting import wait_until
+
+LAYERS = [(16, 32), (32, 32)]
+NAME = "ip-adapter_tiny"
+PHOTO = file_of(photo())
+ASKED = {"name": NAME, "image": b64(PHOTO), "scale": 0.6}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ip_adapters")
+    save_encoder(folder / "image_encoder")
+    file = save_ip_adapter(folder / f"{NAME}.safetensors", LAYERS)
+    return Config(
+        engine=EngineConfig(loras=(), ip_adapters=(str(file),)),
+        frontend=FrontendConfig(max_body_bytes=4096, max_image_bytes=60_000),
+    )
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    folder = save_unet(tmp_path_factory.mktemp("model") / "tiny", LAYERS)
+    return msgspec.structs.replace(FAKE_MODEL, folder=str(folder))
+
+
+@pytest.fixture(scope="module")
+def engine(folder, spec):
+    with FakeEngine(f"ipc://{folder}/prompted", models=(spec,)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def prompted(engine, config, serve):
+    """A client of a server with an IP-Adapter."""
+    with serve(config, engine, name="with an IP-Adapter") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        engine.reset()
+        yield client
+
+
+@pytest.fixture
+def adapter(config, spec):
+    digest = IpAdapterFiles.of(config.engine).for_model(spec)[NAME].digest
+    return IpAdapter(NAME, 0.6, digest, hashlib.sha256(PHOTO).hexdigest()[:12], 32)
+
+
+PIXELS = RequestImages(ImageFiles(ip_adapter=PHOTO)).pixels(64, 64, FAKE_MODEL, 32)
+
+
+def unit(**changes):
+    return {"module": "ip-adapter-auto", "model": f"{NAME} [0123abcd]", "image": b64(PHOTO), "weight": 0.6} | changes
+
+
+@pytest.mark.parametrize("way", ["json", "form", "job", "a1111"])
+def test_an_engine_gets_the_adapter_and_the_middle_of_its_image(prompted, engine, adapter, way):
+    body = {"prompt": "p", "ip_adapter": ASKED}
+    if way == "form":
+        form = {"prompt": "p", "ip_adapter": json.dumps({"name": NAME, "scale": 0.6})}
+        answer = prompted.post("/t2i", data=form, files={"ip_adapter_image": PHOTO})
+    elif way == "job":
+        answer = prompted.post("/v1/jobs", json={"input": body})
+        stored = prompted.get(f"/v1/jobs/{answer.json()['id']}").json()["input"]
+        assert stored["ip_adapter"] == ASKED | {"image": f"sha256:{adapter.image_digest}"}
+    elif way == "a1111":
+        scripts = {"controlnet": {"args": [unit()]}}
+        answer = prompted.post("/sdapi/v1/txt2img", json={"prompt": "p", "alwayson_scripts": scripts})
+    else:
+        answer = prompted.post("/t2i", json=body)
+    assert answer.is_success, answer.text
+    wait_until(lambda: engine.data)
+    assert engine.submitted[0].payload.ip_adapter == adapter
+    assert engine.submitted[0].payload.width == FAKE_MODEL.default_width_px
+    assert engine.data == [PIXELS]
+
+
+def test_it_follows_the_other_images_and_is_in_the_file(prompted, engine, adapter, tmp_path):
+    body = {"prompt": "p", "image": b64(PHOTO), "strength": 0.5, "ip_adapter": ASKED}
+    answer = prompted.post("/t2i", json=body)
+    assert answer.is_success, answer.text
+    assert engine.data == [photo().tobytes() + PIXELS]
+    (tmp_path / "a.png").write_bytes(answer.content)
+    assert read_metadata(tmp_path / "a.png").ip_adapter == adapter
+    rejected = prompted.post("/v1/images/metadata", content=answer.content).json()["rejected"]
+    assert (rejected[0]["field"], rejected[0]["value"]["image_digest"]) == ("ip_adapter", adapter.image_digest)
+    assert f"the IP-Adapter '{NAME}', whose image it does not contain: send it in ip_adapter." in rejected[0]["reason"]
+
+
+def test_they_are_listed(prompted, client, adapter):
+    assert prompted.get("/v1/models/tiny").json()["noria"]["ip_adapters"] == [NAME]
+    assert client.get("/v1/models/tiny").json()["noria"]["ip_adapters"] == []
+    assert prompted.get("/controlnet/model_list").json()["model_list"] == [f"{NAME} [{adapter.digest}]"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "message"),
+    [
+        (ASKED | {"name": "no"}, 400, f"ip_adapter: tiny has no IP-Adapter 'no'; allowed are '{NAME}'."),
+        ({"name": NAME}, 400, "ip_adapter.image is missing; send a PNG, WebP or JPEG file."),
+        (ASKED | {"image": "%"}, 422, "ip_adapter.image is '%', which is not base64"),
+        (ASKED | {"image": b64(PHOTO[:-40])}, 422, "ip_adapter.image is damaged"),
+        (ASKED | {"scale": 2.5}, 400, "ip_adapter.scale is 2.5; allowed are 0.0 to 2.0."),
+        (ASKED | {"scale": -0.1}, 400, "ip_adapter.scale is -0.1"),
+        (ASKED | {"image": b64(PHOTO + bytes(60_001 - len(PHOTO)))}, 413, "at most 60000 are allowed"),
+        (ASKED | {"start": 0.5}, 400, "start"),
+    ],
+)
+def test_others_are_rejected(prompted, engine, asked, status, message):
+    answer = prompted.post("/t2i", json={"prompt": "p", "ip_adapter": asked})
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert error["param"].startswith("ip_adapter")
+    assert engine.submitted == []
+
+
+def test_a_form_with_its_image_alone_is_rejected(prompted):
+    answer = prompted.post("/t2i", data={"prompt": "p"}, files={"ip_adapter_image": PHOTO})
+    assert answer.status_code == 400
+    assert "ip_adapter_image is there without ip_adapter" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        ([unit(guidance_end=0.5)], "args[0]: its guidance is from 0.0 to 0.5; an IP-Adapter is in all steps here"),
+        ([unit(), unit()], "args[1] is a second IP-Adapter; one is allowed."),
+        ([unit(model="other")], f"args: ip_adapter: tiny has no IP-Adapter 'other'; allowed are '{NAME}'."),
+    ],
+)
+def test_units_that_are_not_supported_say_why(prompted, units, message):
+    body = {"prompt": "p", "alwayson_scripts": {"controlnet": {"args": units}}}
+    answer = prompted.post("/sdapi/v1/txt2img", json=body)
+    assert answer.status_code in (400, 422)
+    assert f"alwayson_scripts.controlnet.{message}" in answer.text
