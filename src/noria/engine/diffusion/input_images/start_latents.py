@@ -160,7 +160,7 @@ class StartFrameReader:
             return RequestFrame()
         shape = payload.height, payload.width, 3
         frame = np.frombuffer(data, np.uint8)
-        first_reference = len(frame) - 3 * payload.num_reference_pixels
+        first_reference = len(frame) - payload.num_reference_bytes
         first_control = first_reference - len(payload.controls) * math.prod(shape)
         of_start, of_controls, of_references = np.split(frame, [first_control, first_reference])
         with self._lock:
@@ -209,7 +209,7 @@ def _num_bytes(payload: DiffusionPayload) -> int:
     """Return how long the frame of a request is."""
     of_start = 0 if payload.strength is None else 4 if payload.has_mask else 3
     of_controls = 3 * len(payload.controls)
-    return (of_start + of_controls) * payload.height * payload.width + 3 * payload.num_reference_pixels
+    return (of_start + of_controls) * payload.height * payload.width + payload.num_reference_bytes
 
 
 def _describe(payload: DiffusionPayload) -> str:
@@ -223,9 +223,14 @@ def _describe(payload: DiffusionPayload) -> str:
 
 
 def _read_references(payload: DiffusionPayload, frame: NDArray[np.uint8]) -> ReferenceImages:
-    ends = np.cumsum([3 * each.width * each.height for each in payload.reference_images])
-    parts = zip(payload.reference_images, np.split(frame, ends[:-1]), strict=True)
-    return ReferenceImages([part.reshape(each.height, each.width, 3).copy() for each, part in parts])
+    ends = np.cumsum([each.num_bytes for each in payload.reference_images])
+    shown, read = [], []
+    for each, part in zip(payload.reference_images, np.split(frame, ends[:-1]), strict=True):
+        of_denoiser, of_prompt = np.split(part, [3 * each.width * each.height])
+        shown.append(of_denoiser.reshape(each.height, each.width, 3).copy())
+        if len(of_prompt):
+            read.append(of_prompt.reshape(each.prompt_height, each.prompt_width, 3).copy())
+    return ReferenceImages(shown, read)
 
 
 def check_strength(payload: DiffusionPayload) -> None:
