@@ -23,7 +23,7 @@ TEXT_SUFFIXES = {".py", ".md", ".js", ".html", ".yaml", ".yml", ".toml", ".servi
 # Flags of curl, pip, git, Ray and MLflow, and a placeholder
 NOT_OURS = {
     "--unix-socket", "--data-binary", "--no", "--extra-index-url", "--index-url", "--head", "--ray-client-server-port",
-    "--artifacts-destination", "--serve-artifacts", "--flag", "--no-flag",
+    "--artifacts-destination", "--serve-artifacts", "--flag", "--no-flag", "--auto-flag",
 }  # fmt: skip
 # gRPC's, a last part alone, a target's of the benches, a base URL
 NO_ROUTES = {"/inference.GRPCInferenceService/METHOD", "/progress", "/t2i/batched", "/v1"}

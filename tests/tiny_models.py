@@ -211,8 +211,8 @@ _QWEN_TEXT: dict[str, Any] = {
 }
 
 
-def save_qwen_image(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
-    """Write a QwenImagePipeline."""
+def save_qwen_image(folder: pathlib.Path, *, pipeline: str = "QwenImagePipeline", **changes: Any) -> pathlib.Path:
+    """Write a folder of the class `pipeline`."""
     transformer = {
         "in_channels": 16,
         "out_channels": 4,
@@ -227,13 +227,15 @@ def save_qwen_image(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     parts = {
         "text_encoder": (
             "Qwen2_5_VLForConditionalGeneration",
-            {"text_config": text, "vision_config": vision},
+            {"text_config": text, "vision_config": vision, "image_token_id": 259},
         ),
         "transformer": ("QwenImageTransformer2DModel", transformer),
         "vae": ("AutoencoderKLQwenImage", _QWEN_VAE),
     }
     shifted = _DYNAMIC_SHIFT | {"shift": 1.0, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
-    return _save(folder, "QwenImagePipeline", _make(5, parts, changes), FLOW_SCHEDULER | shifted, changes)
+    if pipeline == "QwenImageEditPlusPipeline":
+        changes = {"processor": ["transformers", "Qwen2VLProcessor"]} | changes
+    return _save(folder, pipeline, _make(5, parts, changes), FLOW_SCHEDULER | shifted, changes)
 
 
 def save_krea2(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
@@ -556,19 +558,20 @@ _CHAT_TEMPLATE = (
 _OF_QWEN = (
     "ZImagePipeline",
     "QwenImagePipeline",
+    "QwenImageEditPlusPipeline",
     "QwenImage21Pipeline",
     "Krea2Pipeline",
     "Flux2KleinPipeline",
 )  # with text encoders of Qwen
 
 
-def _save_byte_tokenizer(folder: pathlib.Path) -> None:
+def _save_byte_tokenizer(folder: pathlib.Path, *, reads_images: bool) -> None:
     """Write a tokenizer as Qwen's, whose words are bytes."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
 
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
-    special = ["<|im_start|>", "<|im_end|>", *["<|image_pad|>"] * (folder.name == "processor")]
+    special = ["<|im_start|>", "<|im_end|>", *["<|image_pad|>"] * reads_images]
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], extra_special_tokens=special)
     tokenizer.chat_template = _CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
@@ -636,7 +639,9 @@ def _save(
         index[name] = [type(part).__module__.partition(".")[0], type(part).__name__]
         if pipeline in _OF_QWEN and name == "text_encoder":
             tokenizer = "processor" if pipeline == "QwenImage21Pipeline" else "tokenizer"
-            _save_byte_tokenizer(folder / tokenizer)
+            has_processor = pipeline == "QwenImageEditPlusPipeline"
+            for each in (tokenizer, "processor") if has_processor else (tokenizer,):
+                _save_byte_tokenizer(folder / each, reads_images=has_processor or each == "processor")
             kind = "Qwen3VLProcessor" if tokenizer == "processor" else "Qwen2Tokenizer"
             index[tokenizer] = ["transformers", kind]
         elif type(part).__name__ == "Mistral3ForConditionalGeneration":

@@ -297,9 +297,9 @@ def settings_docs() -> str:
         "Settings are read once, at start-up, from a TOML file (`noria serve --config FILE`), environment",
         "variables and flags; later sources win. An unknown key or `NORIA_` variable is an error; an empty",
         "variable counts as not set. Lists are comma-separated in variables and flags, and `[]` is an empty",
-        "one; boolean flags are `--flag` and `--no-flag`. `noria config example` prints a file with all of",
-        "them. Relative paths, in a file too, are below the folder where `noria` is started. `make docs`",
-        "writes this page from `src/noria/config/`.",
+        "one; boolean flags are `--flag` and `--no-flag`, and `--auto-flag` of those that can be `auto`.",
+        "`noria config example` prints a file with all of them. Relative paths, in a file too, are below",
+        "the folder where `noria` is started. `make docs` writes this page from `src/noria/config/`.",
     ]
     section: tuple[str, ...] | None = None
     for setting in list_settings():

@@ -87,12 +87,12 @@ def test_python_m_noria_prints_its_version() -> None:
 def test_serve_takes_a_model_and_every_setting(served_configs: list[Config]) -> None:
     arguments = (
         "serve org/name --port 9000 --slots 4 --no-channels-last --compile --devices cpu,cpu --buckets 8,16 "
-        "--log-level error"
+        "--log-level error --auto-compile-blocks"
     )
     assert main(arguments.split()) == 0
     (config,) = served_configs
     assert (config.model, config.frontend.port, config.engine.slots) == ("org/name", 9000, 4)
-    assert (config.engine.channels_last, config.engine.compile) == (False, True)
+    assert (config.engine.channels_last, config.engine.compile, config.engine.compile_blocks) == (False, True, "auto")
     assert (config.engine.devices, config.engine.buckets) == (("cpu", "cpu"), (8, 16))
 
 
@@ -402,7 +402,7 @@ def test_doctor_fails_when_a_finding_does(
 def test_the_page_on_the_command_line_names_every_command_and_option() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     from_settings = {setting.flag for setting in list_settings()} | {
-        f"--no-{setting.path[-1].replace('_', '-')}" for setting in list_settings()
+        f"--{word}-{setting.path[-1].replace('_', '-')}" for setting in list_settings() for word in ("no", "auto")
     }
     benches = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     for name, parser in build_parser()[1].items():

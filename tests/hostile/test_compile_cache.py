@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from noria.config import EngineConfig
-from noria.engine.diffusion import loading
 from noria.errors import ConfigError
+from noria.models.diffusion.block_compilation import use_private_cache
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -20,7 +20,7 @@ def no_variable(monkeypatch):
 
 
 def test_the_folder_is_in_the_cache_folder_and_private(tmp_path):
-    loading._use_private_compile_cache(EngineConfig(cache_dir=str(tmp_path)))
+    use_private_cache(EngineConfig(cache_dir=str(tmp_path)))
     assert os.environ[VARIABLE] == str(tmp_path / "compiled")
     assert stat.S_IMODE((tmp_path / "compiled").stat().st_mode) == 0o700
 
@@ -28,13 +28,13 @@ def test_the_folder_is_in_the_cache_folder_and_private(tmp_path):
 def test_a_folder_that_others_can_change_is_not_used_and_compiling_is_rejected(tmp_path):
     (tmp_path / "compiled").mkdir()
     (tmp_path / "compiled").chmod(0o777)
-    loading._use_private_compile_cache(EngineConfig(cache_dir=str(tmp_path)))
+    use_private_cache(EngineConfig(cache_dir=str(tmp_path)))
     with pytest.raises(ConfigError, match="can be changed by other users"):
-        loading._use_private_compile_cache(EngineConfig(cache_dir=str(tmp_path), compile=True, buckets=(2,)))
+        use_private_cache(EngineConfig(cache_dir=str(tmp_path), compile=True, buckets=(2,)))
     assert VARIABLE not in os.environ
 
 
 def test_the_operators_folder_is_kept(tmp_path):
     os.environ[VARIABLE] = "/elsewhere"
-    loading._use_private_compile_cache(EngineConfig(cache_dir=str(tmp_path)))
+    use_private_cache(EngineConfig(cache_dir=str(tmp_path)))
     assert os.environ[VARIABLE] == "/elsewhere"

@@ -135,10 +135,13 @@ def add_settings(parser: Parser, selected: list[Setting]) -> None:
     for setting in sorted(selected, key=lambda each: each.key not in _FIRST):
         group = parser.group(_FIRST_TITLE) if setting.key in _FIRST else parser.group(_title(setting))
         text = f"{setting.description} ({toml_value(setting.default)})".replace("%", "%%")
-        if "true" in allowed(setting).split(", "):
+        if "true" in (words := allowed(setting).split(", ")):
             group.add_argument(
                 setting.flag, dest=setting.key, action=argparse.BooleanOptionalAction, default=None, help=text
             )
+            if "auto" in words:
+                flag = f"{setting.flag[:2]}auto-{setting.flag[2:]}"
+                group.add_argument(flag, dest=setting.key, action="store_const", const="auto", help="the same, `auto`")
         else:
             metavar = allowed(setting).replace(", ", "|").replace(" ", "") or setting.path[-1].upper()
             group.add_argument(setting.flag, dest=setting.key, metavar=metavar, help=text)

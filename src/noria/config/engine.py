@@ -171,11 +171,12 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = False
     compile_blocks: Annotated[
-        bool,
+        bool | Auto,
         Meta(
             description="torch.compile only the blocks that the denoiser repeats, of any family, for any number of "
             "rows and tokens: minutes at start-up, later only calls of kinds that were not warmed up are not "
-            "compiled: docs/models.md"
+            "compiled. `auto` measures at the first start whether that is faster on this device and, with `attention` "
+            "`auto`, which attention is: docs/models.md"
         ),
     ] = False
     quantize: Annotated[

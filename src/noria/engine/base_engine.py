@@ -139,11 +139,13 @@ class BaseEngine(abc.ABC):
             scheduler.num_slots,
             self._loaded_models.shape_costs(),
             self._loaded_models.precisions(),
+            self._loaded_models.call_choices(),
         )
         if load != last_load:
             self._last_load = now, load
             self._receiver.loads.publish(load)
             self._metrics.on_precisions(load.precisions)
+            self._metrics.on_call_choices(load.call_choices)
 
     def _process_commands(self) -> bool:
         """Process all queued commands; wait for one if there is nothing to do. False once `stop` was called."""

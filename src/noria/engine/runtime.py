@@ -22,7 +22,7 @@ from noria.errors import SetupError
 from noria.observe.logs.log_record import fields
 from noria.protocol.kinds import FinalResult, SettingsView
 from noria.protocol.messages import AnyTimings, FromEngine, ImageState, ModelPrecision, ShapeCosts
-from noria.protocol.model_spec import ModelKey, ModelSpec
+from noria.protocol.model_spec import CallChoice, ModelKey, ModelSpec
 from noria.protocol.request import AnyRequest
 from noria.scheduling.interface import BatchwiseScheduler, StepwiseScheduler
 from noria.scheduling.types import (
@@ -223,6 +223,7 @@ class LoadedModels:
     longest_iteration_s: float = 0.0  # measured; longer ones may be a hang
     shape_costs: Callable[[], tuple[ShapeCosts, ...]] = lambda: ()  # the measured costs, as clients get them
     precisions: Callable[[], tuple[ModelPrecision, ...]] = lambda: ()  # those of text encoders and quantized models
+    call_choices: Callable[[], tuple[CallChoice, ...]] = lambda: ()  # those of image models that measured them
     on_idle: Callable[[], None] = lambda: None  # called by the loop's thread when nothing runs or waits any more
     save_costs: Callable[[], None] = lambda: None
     resolved_settings: Mapping[str, Any] = field(default_factory=dict)  # what "auto" was resolved to, for the log

@@ -22,7 +22,7 @@ from noria.images.inpainting import (
     with_surroundings,
 )
 from noria.images.reference_size import FIELD as REFERENCES
-from noria.images.reference_size import place_reference
+from noria.images.reference_size import place_reference, prompt_size
 from noria.protocol.diffusion import DiffusionModelSpec, MaskFill
 
 _HALF = 128
@@ -106,8 +106,9 @@ class RequestImages:
         """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each other image.
 
         Images of controls are resized as start images are, and changed in no other way; if a part of the start image is
-        repainted alone, they are that part, too. References are as the model is shown them, by `reference_size.py`, and
-        of the image of an IP-Adapter it is the middle, with sides of `ip_adapter_px`. Raises as `StartImage.pixels`.
+        repainted alone, they are that part, too. References are as the model is shown them, by `reference_size.py`,
+        each followed by what the text encoder reads, if it does. Of the image of an IP-Adapter it is the middle, with
+        sides of `ip_adapter_px`. Raises as `StartImage.pixels`.
         """
         size_px = width_px, height_px
         frames = [] if self._start is None else [self._start.pixels(*size_px)]
@@ -119,6 +120,8 @@ class RequestImages:
             placement = place_reference(reference.name, reference.size_px, spec)
             with reference.decode() as image:
                 frames.append(_rgb(image, placement.resized_px).crop(placement.box_px).tobytes())
+                if any(of_prompt_px := prompt_size(reference.size_px, spec)):
+                    frames.append(_rgb(image, of_prompt_px).tobytes())
         if self._ip_adapter is not None:
             with self._ip_adapter.decode() as image:
                 frames.append(_middle(image, ip_adapter_px).tobytes())

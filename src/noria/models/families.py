@@ -131,6 +131,22 @@ _ROWS = (
         gpu_dtype="bfloat16",
     ),
     Family(
+        name="qwen-image-edit-plus",
+        description="Qwen-Image-Edit-Plus",
+        class_names=("QwenImageEditPlusPipeline",),
+        parts=_parts(
+            tokenizer=_QWEN_TOKENIZER,
+            processor=Part(("Qwen2VLProcessor", "Qwen2_5_VLProcessor")),
+            text_encoder=_text_encoder("Qwen2_5_VLForConditionalGeneration"),
+            transformer=_network("QwenImageTransformer2DModel"),
+            vae=_QWEN_VAE,
+        ),
+        inspect_with="noria.models.diffusion.folders.transformer_models.qwen_image_folder:inspect",
+        load_with="noria.models.diffusion.transformer_models.qwen_image:QwenImageEditPlus.load",
+        attention=_WITH_PADDING,
+        gpu_dtype="bfloat16",
+    ),
+    Family(
         name="qwen-image-2-1",
         description="Qwen-Image 2.1, text to image",
         class_names=("QwenImage21Pipeline",),

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from noria.protocol.model_spec import ModelSpec
 
-ReferenceSize = Literal["area", "preferred"]
+ReferenceSize = Literal["area", "preferred", "vision"]
 """The rule of `images/reference_size.py` by which reference images are resized for a model."""
 
 MaskFill = Literal["noise", "nothing"]
@@ -98,12 +98,19 @@ class IpAdapter(Struct, frozen=True):
     image_px: int = 0  # both sides of the image as the encoder takes it
 
 
-class Reference(Struct, frozen=True):
+class Reference(Struct, frozen=True, omit_defaults=True):
     """An image that a model is shown beside the prompt."""
 
     width: int  # px, as the model is shown it
     height: int
     digest: str | None = None  # digest of its file
+    prompt_width: int = 0  # px, as the text encoder reads it with the prompt; 0: it does not
+    prompt_height: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its pixels in the frame of data, RGB: as the denoiser is shown it, then as the text encoder."""
+        return 3 * (self.width * self.height + self.prompt_width * self.prompt_height)
 
 
 class Refinement(Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,7 +168,7 @@ class ImageSettingsView(Struct, frozen=True, tag="diffusion"):
     # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
     controls: tuple[Control, ...] = ()
     refiner: Refinement | None = None  # with name and digest; None: the model makes all steps
-    # Their images are next in the frame of data, each of its own size.
+    # Their images are next in the frame of data, each of its own sizes.
     reference_images: tuple[Reference, ...] = ()
     ip_adapter: IpAdapter | None = None  # with digests; its image comes last in the frame of data
 
@@ -189,6 +196,11 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     def num_reference_pixels(self) -> int:
         """The pixels of all its reference images."""
         return sum(each.width * each.height for each in self.reference_images)
+
+    @property
+    def num_reference_bytes(self) -> int:
+        """The bytes of all its reference images in the frame of data."""
+        return sum(each.num_bytes for each in self.reference_images)
 
     @property
     def first_step(self) -> int:

@@ -31,7 +31,7 @@ from noria.protocol.live_views import (
     ThumbnailView,
     WaitingView,
 )
-from noria.protocol.model_spec import ModelKey
+from noria.protocol.model_spec import CallChoice, ModelKey
 from noria.protocol.request import EngineRequest
 from noria.protocol.text import TextTimings
 
@@ -251,6 +251,7 @@ class EngineLoad(Struct, frozen=True, tag=True):
     num_slots: int
     costs: tuple[ShapeCosts, ...] = ()
     precisions: tuple[ModelPrecision, ...] = ()
+    call_choices: tuple[CallChoice, ...] = ()
 
 
 class Progress(Struct, frozen=True, tag=True):

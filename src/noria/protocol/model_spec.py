@@ -1,6 +1,6 @@
-"""The properties of a model that are known without loading it.
+"""The properties of a model that are known without loading it, and how an engine calls one that it has measured.
 
-`models/catalog.py` reads them. Here is what every kind of model has; each kind adds its own in a subclass, such as
+`models/catalog.py` reads the first. Here is what every kind of model has; each kind adds its own in a subclass, such as
 `DiffusionModelSpec` in `diffusion.py`, whose tag is the kind.
 """
 
@@ -42,3 +42,26 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     def path(self) -> pathlib.Path:
         """The folder as a path."""
         return pathlib.Path(self.folder)
+
+
+class CallTrial(Struct, frozen=True):
+    """A way to call a denoiser, timed beside the fastest one before it."""
+
+    attention: str  # a value of engine.attention
+    compile_blocks: bool
+    seconds: dict[int, float] = {}  # median seconds of a call of the default size, by its number of rows
+    before_s: dict[int, float] = {}  # those of the other way, made in turns with it
+    speedup: float = 1.0  # how many times as fast it is, the geometric mean over the numbers of rows
+    is_chosen: bool = False
+    error: str = ""  # why it cannot be used
+
+
+class CallChoice(Struct, frozen=True):
+    """How an engine calls the denoiser of a model with `engine.compile_blocks` "auto", as its device measured."""
+
+    model: str
+    version: str  # ModelSpec.fingerprint
+    attention: str
+    compile_blocks: bool
+    speedup: float  # how many times as fast as without both; 1: neither is chosen
+    trials: tuple[CallTrial, ...]  # in the order in which they were made

@@ -238,6 +238,7 @@ CASES: list[tuple[str, str, dict[str, str], dict[str, Any], str]] = [
     ("ok", "slots", {}, {"gpus": (GPU,)}, "about 32 (auto: the maximum; "),
     ("ok", "slots", {}, {"memory_bytes": GIB // 2}, "about 2 (auto: the minimum; "),
     ("ok", "slots", {"engine.devices": "cuda"}, {}, "auto: up to 32, by the memory that is free when"),
+    ("ok", "compile_blocks", {}, {"calls": "blocks compiled, attention sdpa"}, "blocks compiled, attention sdpa"),
     ("ok", "quantize", {}, {"quantization": "int8; fidelity 0.9"}, "int8; fidelity 0.9"),
     ("fail", "quantize", {}, {"quantization_error": "needs torchao"}, "needs torchao"),
     (

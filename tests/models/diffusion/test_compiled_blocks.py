@@ -110,7 +110,12 @@ def test_after_the_warm_up_nothing_is_compiled(family, tmp_path, traced, monkeyp
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if "transformer" in family.parts])
 def test_transformers_are_not_compiled_as_a_whole(family, tmp_path):
-    uncompiled = {"sana": tiny_models.save_sana, "pixart-sigma": tiny_models.save_pixart_sigma}
+    edit_plus = functools.partial(tiny_models.save_qwen_image, pipeline="QwenImageEditPlusPipeline")
+    uncompiled = {
+        "sana": tiny_models.save_sana,
+        "pixart-sigma": tiny_models.save_pixart_sigma,
+        "qwen-image-edit-plus": edit_plus,
+    }
     save = uncompiled | {"flux-2-dev": tiny_models.save_flux_2_dev} | SAVE
     spec = open_model(str(save[family](tmp_path / "model")))
     config = EngineConfig(dtype="float32", slots=2, threads=1, compile=True, buckets=(2,))

@@ -101,6 +101,8 @@ def _check_diffusion(facts: Facts, spec: DiffusionModelSpec, engine: EngineConfi
     )
     others = [name for name in FAMILIES[spec.family].attention if name != engine.attention]
     yield ok("attention", f"{engine.attention}; this model also allows {', '.join(others) or 'no other'}")
+    if facts.calls:
+        yield ok("compile_blocks", facts.calls)
     if isinstance(facts.memory, str):
         yield fail("memory", facts.memory)
     elif facts.memory is not None:

@@ -19,6 +19,7 @@ from noria.config import Config, EngineConfig, FrontendConfig
 from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
 from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.diffusion.warmup.calibration import cost_cache, device_name
+from noria.engine.diffusion.warmup.call_choice import apply_choice, describe, known_choice
 from noria.engine.resources.fidelity import read_fidelity
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
@@ -97,6 +98,7 @@ class Facts:
     offloads: "tuple[MemoryChange, ...]" = ()  # what it would take with each engine.offload, if it has none
     quantization: str = ""  # what is known of that of the settings; empty: there is none
     quantization_error: str = ""  # why it cannot be used; empty: it can
+    calls: str = ""  # what is known of them with `compile_blocks` "auto"; empty: it is not that
 
 
 def gather(config: Config, open_listeners: OpenListeners) -> Facts:
@@ -117,6 +119,9 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         _inspect_quantization(config.engine, model)
         if torch_error is None and isinstance(model, DiffusionModelSpec)
         else ("", "")
+    )
+    costs, calls = (
+        _load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else (None, "")
     )
     return Facts(
         python=sys.version_info[:3],
@@ -142,7 +147,8 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
         offloads=offloads,
         quantization=quantization,
         quantization_error=quantization_error,
-        costs=_load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else None,
+        costs=costs,
+        calls=calls,
         num_keys=_count_keys(config.frontend.api_keys_file),
         port_error=_check_listeners(config.frontend, open_listeners),
         encoder=encoder_checks.gather(config.engine, model) if isinstance(model, EncoderModelSpec) else None,
@@ -312,17 +318,21 @@ def _inspect_quantization(config: EngineConfig, spec: DiffusionModelSpec) -> tup
     return f"{config.quantize}; fidelity {fidelity or 'measured at the next start'}", ""
 
 
-def _load_costs(config: Config, spec: DiffusionModelSpec) -> CostModel | None:
-    """The costs that an earlier `noria serve` measured for this model, settings and device, if any."""
+def _load_costs(config: Config, spec: DiffusionModelSpec) -> tuple[CostModel | None, str]:
+    """The costs that an earlier `noria serve` measured for this model, settings and device, if any; and `calls`."""
     import torch
 
     machine = detect_machine()
     device = resolve_device(config.engine.devices[0], machine)
     if device != "cpu" and not machine.has_cuda:
-        return None
-    engine, costs = resolve_auto(config.engine, spec, device, machine), CostModel()
+        return None, ""
+    engine, costs, calls = resolve_auto(config.engine, spec, device, machine), CostModel(), ""
     costs.max_rows = max_rows(engine)
-    return costs if cost_cache(spec, engine, torch.device(device)).load(costs) else None
+    if engine.compile_blocks == "auto":
+        choice = known_choice(spec, engine, device_name(torch.device(device)))
+        calls = describe(choice)
+        engine = engine if choice is None else apply_choice(engine, choice)
+    return costs if cost_cache(spec, engine, torch.device(device)).load(costs) else None, calls
 
 
 def _count_keys(setting: str) -> int | str:

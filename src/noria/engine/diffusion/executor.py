@@ -48,6 +48,7 @@ from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel
 from noria.models.diffusion.safety_classifier import SafetyCheck
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
+from noria.protocol.model_spec import CallChoice
 from noria.protocol.request import ImageRequest
 from noria.sampling.previews import clean_latents, downscale, preview_pixels
 from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
@@ -95,6 +96,7 @@ class DiffusionExecutor:
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
+        self.call_choice: CallChoice | None = None  # set by the loader, with `compile_blocks` "auto"
         self.call_bytes = 0  # GPU memory that the warm-up's calls needed beside the weights, at most
         self.is_synchronous = model.device.type == "cpu"  # waits after each phase, which the host's clock times
 

@@ -19,6 +19,7 @@ from noria.engine.diffusion.prompt_schedule import ScheduledPrompt, schedule_pro
 from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
 from noria.models.diffusion.diffusion_model import DiffusionModel, ImagePromptedModel, ReferencedModel
 from noria.models.diffusion.prompts.clip_prompt import PromptText
+from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
 from noria.models.diffusion.unet_models.ip_adapter import ImageTokens
 
 PromptT = TypeVar("PromptT", bound=Prompt)
@@ -81,14 +82,13 @@ class ImageConditioner:
 
     def condition(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage, ...]]:
         """Return, by attempt, what each image of a request has at each call; new prompts are encoded together."""
-        key = self._loras.prompt_key
         embeddings = self._embeddings.get(
-            key(text, p.adapters) for p in requests for text in _texts(p, p.prompts, p.negative_prompt)
+            self._key(p, text) for p in requests for text in _texts(p, p.prompts, p.negative_prompt)
         )
         refined = self._condition_refiner([p for p in requests if p.request.payload.refiner is not None])
         found: dict[str, tuple[GuidedImage, ...]] = {}
         for p in requests:
-            by_text = {text: embeddings[key(text, p.adapters)] for text in _texts(p, p.prompts, p.negative_prompt)}
+            by_text = {text: embeddings[self._key(p, text)] for text in _texts(p, p.prompts, p.negative_prompt)}
             references = None if p.references is None else p.references.tokens
             image_tokens = None if p.image_prompt is None else p.image_prompt.tokens
             images = _by_call(p, p.prompts, p.negative_prompt, by_text, by_text, p.adapters, references, image_tokens)
@@ -96,6 +96,13 @@ class ImageConditioner:
                 images = images[: p.second_stage_from] + of_refiner[p.second_stage_from :]
             found[p.request.attempt_id] = images
         return found
+
+    def _key(self, p: PreparedImageRequest, text: PromptText) -> Prompt:
+        """Return the key of the embedding of a text of a request, which the text encoder may read with its images."""
+        if p.references is None or p.references.of_prompt is None:
+            return self._loras.prompt_key(text, p.adapters)
+        assert text is None or isinstance(text, str), "only models of CLIP have others"
+        return self._loras.prompt_key(MultimodalPrompt.of(text, p.references.of_prompt), p.adapters)
 
     def _condition_refiner(self, requests: Sequence[PreparedImageRequest]) -> dict[str, tuple[GuidedImage, ...]]:
         """Return the same of requests that have calls of the refiner."""

@@ -9,7 +9,6 @@ import functools
 import gc
 import importlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -29,27 +28,27 @@ from noria.engine.diffusion.warmup.calibration import (
     run_warmup_request,
     shape_costs,
 )
+from noria.engine.diffusion.warmup.call_choice import choose_calls
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import check_memory, free_memory_bytes, peak_bytes
 from noria.engine.resources.priority import on_one_core, run_apart
 from noria.engine.runtime import LoadedModel, StepRuntime, log_imported
 from noria.errors import ConfigError
-from noria.folders import cache_folder
 from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
 from noria.models.safety_folders import SafetyFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ModelPrecision
-from noria.protocol.model_spec import ModelKey, ModelSpec
+from noria.protocol.model_spec import CallChoice, ModelKey, ModelSpec
 from noria.scheduling.costs import CostModel
 from noria.scheduling.policies import POLICIES
 from noria.scheduling.step.scheduler import StepScheduler
-from noria.storage.private_files import make_own_folder
 
 if TYPE_CHECKING:
     from noria.engine.diffusion.executor import DiffusionExecutor
     from noria.engine.diffusion.preparation import PreparedImageRequest
+    from noria.models.diffusion.diffusion_model import DiffusionModel
     from noria.models.diffusion.safety_classifier import SafetyCheck
 
 _log = logging.getLogger("noria.engine")
@@ -72,7 +71,7 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
     Raises ModelError: the model cannot generate images on this device with these settings.
     """
     assert isinstance(config.slots, int)
-    if config.compile_blocks:
+    if executor.config.compile_blocks:
         from noria.engine.diffusion.warmup.block_warmup import warm_up_blocks
 
         warm_up_blocks(executor.model, spec, config)
@@ -143,6 +142,7 @@ def load_runtime(
         | ({} if config.offload == "none" else {"offload": _describe_offload(executors.values())})
         | ({} if config.quantize == "none" else {"quantize": _describe(changes.precisions.values())}),
         precisions=lambda: tuple(changes.precisions.values()),
+        call_choices=lambda: tuple(changes.call_choices.values()),
         load_beside=changes.load_beside,
         release=changes.release,
         free_memory=changes.free_memory,
@@ -155,6 +155,7 @@ class _ModelChanges:
 
     specs: dict[ModelKey, DiffusionModelSpec]  # specs of the models that serve
     precisions: dict[ModelKey, ModelPrecision]  # forms of those that are quantized
+    call_choices: dict[ModelKey, CallChoice]  # calls of those with `compile_blocks` "auto"
     cost_caches: dict[ModelKey, CostCache]  # caches of those models whose costs are worth keeping
 
     def __init__(
@@ -165,10 +166,10 @@ class _ModelChanges:
         device: str,
         free_bytes: Callable[[str], int],
     ) -> None:
-        """Of `config` only dtype and attention can be "auto", which each family resolves."""
+        """Of `config` dtype, attention and `compile_blocks` can be "auto", which is resolved for each model."""
         self._executor, self._scheduler, self._config = executor, scheduler, config
         self._device, self._free_bytes = device, free_bytes
-        self.specs, self.precisions = {}, {}
+        self.specs, self.precisions, self.call_choices = {}, {}, {}
 
     def add(self, spec: DiffusionModelSpec, executor: "DiffusionExecutor") -> None:
         """Note a model that serves from now on."""
@@ -177,6 +178,8 @@ class _ModelChanges:
             from noria.engine.diffusion.warmup.quantized_loading import precision_of
 
             self.precisions[spec.key] = precision_of(spec, executor.config, device_name(executor.model.device))
+        if executor.call_choice is not None:
+            self.call_choices[spec.key] = executor.call_choice
 
     def load_beside(self, spec: ModelSpec) -> LoadedModel:
         """Load, warm up and test a model; the costs are those of the cache, or of a model of the same architecture.
@@ -234,6 +237,7 @@ class _ModelChanges:
             self.cost_caches.pop(model).save(self._scheduler.costs)
         del self.specs[model]
         self.precisions.pop(model, None)
+        self.call_choices.pop(model, None)
         self._executor.remove(model)
         self._scheduler.forget_model(model)
 
@@ -303,9 +307,11 @@ def load_executor(
         ConfigError: the device does not exist, or compiled code cannot be kept in a private folder.
         ModelError: a model cannot be loaded.
     """
-    _use_private_compile_cache(config)
     import torch
 
+    from noria.models.diffusion.block_compilation import use_private_cache
+
+    use_private_cache(config)
     machine = detect_machine()
     device = resolve_device(device, machine)
     num_gpus = torch.cuda.device_count() if machine.has_cuda else 0
@@ -323,11 +329,12 @@ def load_executor(
     assert isinstance(config.threads, int)
     torch.set_num_threads(config.threads)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and bool(config.buckets)
-    return _load(spec, config, device), config
+    executor = _load(spec, config, device)
+    return executor, executor.config
 
 
 def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "DiffusionExecutor":
-    """Load the model on `device`, "cpu" or "cuda:N"; `config` has no "auto" left, but in `offload_resident_bytes`."""
+    """Load the model on `device`, "cpu" or "cuda:N"; what is still "auto" in `config` is resolved by measurements."""
     import torch
 
     from noria.engine.diffusion.executor import DiffusionExecutor
@@ -339,13 +346,22 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
 
         num_bytes = free_for_blocks(spec, config, free_memory_bytes(device) // count_engines(device, config))
         config = msgspec.structs.replace(config, offload_resident_bytes=num_bytes)
+    hardware, choice = device_name(torch.device(device)), None
+    if config.compile_blocks == "auto":
+        load = functools.partial(_load_model, spec, device=device, hardware=hardware)
+        config, choice = choose_calls(spec, config, hardware, load)
     safety = _load_safety_check(spec, config, device)
+    executor = DiffusionExecutor(_load_model(spec, config, device, hardware), config, safety)
+    executor.call_choice = choice
+    return executor
+
+
+def _load_model(spec: DiffusionModelSpec, config: EngineConfig, device: str, hardware: str) -> "DiffusionModel":
     if config.quantize == "none":
-        return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config, safety)
+        return FAMILIES[spec.family].load(spec, config, device)  # type: ignore[no-any-return]
     from noria.engine.diffusion.warmup.quantized_loading import load_quantized
 
-    hardware = device_name(torch.device(device))
-    return DiffusionExecutor(load_quantized(spec, config, device, hardware), config, safety)
+    return load_quantized(spec, config, device, hardware)
 
 
 def _load_safety_check(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "SafetyCheck | None":
@@ -358,31 +374,12 @@ def _load_safety_check(spec: DiffusionModelSpec, config: EngineConfig, device: s
     return load_safety_check(rule, device)
 
 
-def _use_private_compile_cache(config: EngineConfig) -> None:
-    """Have torch keep compiled code in a private folder of the cache folder, unless the operator has named one.
-
-    Its default is a predictable folder in the temporary folder, where another user may put code before us.
-    """
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
-        return
-    folder = cache_folder(config.cache_dir, os.environ) / "compiled"
-    try:
-        make_own_folder(folder)
-    except OSError as error:
-        if config.compile or config.compile_blocks:
-            raise ConfigError(
-                f"compiled code cannot be kept: {error}. Set engine.cache_dir to another folder."
-            ) from error
-        return
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-
-
 def load_executors(
     models: Sequence[DiffusionModelSpec], config: EngineConfig, device: str
 ) -> "tuple[dict[ModelKey, DiffusionExecutor], EngineConfig]":
     """Return every model's executor, and `config` resolved for all, with the fewest slots that any of them gets.
 
-    Its dtype and attention stay as they are, because families choose; an executor's own `config` has them.
+    Its dtype, attention and `compile_blocks` stay as they are; an executor's own `config` has what its model takes.
 
     Raises:
         ConfigError: the device does not exist, or the bytes that stay of several offloaded models are not set.

@@ -13,6 +13,7 @@ from noria.observe.metrics import declarations
 from noria.observe.metrics.exposition import series
 from noria.observe.metrics.section import add_all
 from noria.protocol.messages import ModelPrecision
+from noria.protocol.model_spec import CallChoice
 from noria.scheduling.interface import Scheduler
 from noria.scheduling.types import BatchKey
 
@@ -34,6 +35,12 @@ class EngineMetrics:
         for each in precisions:
             if each.fidelity is not None:
                 declarations.FIDELITY.labels(self._name, each.model, each.dtype).set(each.fidelity)
+
+    def on_call_choices(self, choices: Sequence[CallChoice]) -> None:
+        """Set how many times as fast its image models' denoisers are called as without what was chosen."""
+        for each in choices:
+            compiled = str(each.compile_blocks).lower()
+            declarations.CALL_SPEEDUP.labels(self._name, each.model, compiled, each.attention).set(each.speedup)
 
     def on_iteration(self, iteration: Iteration) -> None:
         """Count an executed iteration."""

@@ -23,7 +23,7 @@ from noria.observe.metrics import outcomes
 from noria.protocol import messages
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest, engine_name
-from noria.protocol.model_spec import ModelKey, ModelSpec
+from noria.protocol.model_spec import CallChoice, ModelKey, ModelSpec
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection, EngineEndpoint
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
@@ -292,6 +292,11 @@ class EnginePool:
     def precision(self, spec: ModelSpec) -> messages.ModelPrecision | None:
         """Return in which form the first ready engine with this version of a model computes it; None: as it is."""
         found = (each for load in self._loads(spec) for each in load.precisions)
+        return next((each for each in found if spec.matches(each.model, each.version)), None)
+
+    def call_choice(self, spec: ModelSpec) -> CallChoice | None:
+        """Return how the first ready engine with this version of an image model calls it; None: as the settings say."""
+        found = (each for load in self._loads(spec) for each in load.call_choices)
         return next((each for each in found if spec.matches(each.model, each.version)), None)
 
     @property

@@ -301,6 +301,16 @@ FIDELITY = _section.gauge(
     "dtype",
     mode="livemax",
 )
+CALL_SPEEDUP = _section.gauge(
+    "noria_call_speedup_ratio",
+    "How many times as fast a denoiser is called as uncompiled and with torch's attention, where "
+    "`engine.compile_blocks` is `auto`: 1 if nothing faster was found.",
+    "engine",
+    "model",
+    "compile_blocks",
+    "attention",
+    mode="livemax",
+)
 # Without `engine`, as the iteration time.
 TEXT_BATCHES = _section.counter(
     "noria_text_batches",

@@ -11,19 +11,21 @@ from numpy.typing import NDArray
 
 from noria.models.diffusion.conditioning import ReferenceTokens
 from noria.models.diffusion.diffusion_model import ReferencedModel
+from noria.models.diffusion.prompts.multimodal_prompt import PromptImages
 
 
 class ReferenceImages:
     """The reference images of a request."""
 
-    def __init__(self, pixels: Sequence[NDArray[np.uint8]]) -> None:
-        """`pixels` are each [height, width, 3]."""
+    def __init__(self, pixels: Sequence[NDArray[np.uint8]], of_prompt: Sequence[NDArray[np.uint8]] = ()) -> None:
+        """`pixels` are each [height, width, 3], and likewise those that the text encoder reads `of_prompt`."""
         self._pixels: Sequence[NDArray[np.uint8]] = pixels
+        self.of_prompt = PromptImages(of_prompt) if of_prompt else None
         self._tokens: ReferenceTokens | None = None
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the pixels, until they are encoded."""
+        """Bytes of the pixels, until they are encoded; not of those that the text encoder reads, which stay."""
         return sum(pixels_HW3.nbytes for pixels_HW3 in self._pixels)
 
     @property

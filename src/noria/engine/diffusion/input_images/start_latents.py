@@ -164,7 +164,7 @@ class StartFrameReader:
         shape = payload.height, payload.width, 3
         frame = np.frombuffer(data, np.uint8)
         image_prompt_at = len(frame) - _num_image_prompt_bytes(payload)
-        first_reference = image_prompt_at - 3 * payload.num_reference_pixels
+        first_reference = image_prompt_at - payload.num_reference_bytes
         first_control = first_reference - len(payload.controls) * math.prod(shape)
         of_start, of_controls, of_references, of_image_prompt = np.split(
             frame, [first_control, first_reference, image_prompt_at]
@@ -221,7 +221,7 @@ def _num_bytes(payload: DiffusionPayload) -> int:
     of_start = 0 if payload.strength is None else 4 if payload.has_mask else 3
     of_controls = 3 * len(payload.controls)
     of_size = (of_start + of_controls) * payload.height * payload.width
-    return of_size + 3 * payload.num_reference_pixels + _num_image_prompt_bytes(payload)
+    return of_size + payload.num_reference_bytes + _num_image_prompt_bytes(payload)
 
 
 def _num_image_prompt_bytes(payload: DiffusionPayload) -> int:
@@ -240,9 +240,14 @@ def _describe(payload: DiffusionPayload) -> str:
 
 
 def _read_references(payload: DiffusionPayload, frame: NDArray[np.uint8]) -> ReferenceImages:
-    ends = np.cumsum([3 * each.width * each.height for each in payload.reference_images])
-    parts = zip(payload.reference_images, np.split(frame, ends[:-1]), strict=True)
-    return ReferenceImages([part.reshape(each.height, each.width, 3).copy() for each, part in parts])
+    ends = np.cumsum([each.num_bytes for each in payload.reference_images])
+    shown, read = [], []
+    for each, part in zip(payload.reference_images, np.split(frame, ends[:-1]), strict=True):
+        of_denoiser, of_prompt = np.split(part, [3 * each.width * each.height])
+        shown.append(of_denoiser.reshape(each.height, each.width, 3).copy())
+        if len(of_prompt):
+            read.append(of_prompt.reshape(each.prompt_height, each.prompt_width, 3).copy())
+    return ReferenceImages(shown, read)
 
 
 def check_strength(payload: DiffusionPayload) -> None:

@@ -18,6 +18,7 @@ from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.loras.lora_file import read_lora
 from noria.models.diffusion.loras.lora_layer import LoraWeights
 from noria.models.diffusion.prompts.clip_prompt import PromptText
+from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
 from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
@@ -28,11 +29,11 @@ _MAX_REJECTED = 256  # files that are remembered
 class AdaptedPrompt(NamedTuple):
     """A prompt whose text encoders have LoRA adapters."""
 
-    prompt: PromptText
+    prompt: PromptText | MultimodalPrompt
     loras: tuple[tuple[str, float], ...]  # digests and weights
 
 
-Prompt = PromptText | AdaptedPrompt
+Prompt = PromptText | MultimodalPrompt | AdaptedPrompt
 
 
 class ModelLoras:
@@ -117,7 +118,7 @@ class ModelLoras:
                     stack.enter_context(without_compiled_blocks(self._model.lora_parts[self._denoiser]))
             yield
 
-    def prompt_key(self, prompt: PromptText, adapters: Adapters) -> Prompt:
+    def prompt_key(self, prompt: PromptText | MultimodalPrompt, adapters: Adapters) -> Prompt:
         """Return the key of a prompt's embedding, in which only those adapters are that change a text encoder."""
         loras = tuple((each.digest, each.weight) for each in adapters if set(each.weights.layers) - {self._denoiser})
         return AdaptedPrompt(prompt, loras) if loras else prompt

@@ -41,7 +41,8 @@ def resolve_device(name: str, machine: Machine) -> str:
 def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, machine: Machine) -> EngineConfig:
     """`config` with every "auto" resolved, for an engine on `device` ("cpu" or "cuda:N").
 
-    But that of `vae_tiling`, which the VAE resolves for each image. `slots` is a number for models whose calls are not
+    But that of `vae_tiling`, which the VAE resolves for each image, and that of `compile_blocks`, with that of
+    `attention`, which measurements resolve. `slots` is a number for models whose calls are not
     measured, so that the slots limit them; `slot_count.py` finds that of an engine.
 
     Raises:
@@ -63,12 +64,17 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
         raise ConfigError(
             f"engine.buckets is {config.buckets}; a guided image has two rows, so the largest must be 2 or more."
         )
+    # With this quantization, a GPU is slow without.
+    is_needed = config.quantize in ("fp8", "int8") and not on_cpu
+    compile_blocks = True if config.compile_blocks == "auto" and is_needed else config.compile_blocks
+    is_measured = compile_blocks == config.attention == "auto"
     cpu_slots = 2 if spec.num_parameters > FULL_SIZE_PARAMETERS else 16
     slots = cpu_slots if on_cpu else 32
     return msgspec.structs.replace(
         config,
         dtype=_auto_dtype(config, spec, on_cpu=on_cpu) if config.dtype == "auto" else config.dtype,
-        attention=FAMILIES[spec.family].check_attention(config.attention),
+        attention="auto" if is_measured else FAMILIES[spec.family].check_attention(config.attention),
+        compile_blocks=compile_blocks,
         slots=slots if config.slots == "auto" else config.slots,
         # On an H200, channels last is 7 to 38 % slower: docs/benchmarks/device.md.
         channels_last=on_cpu if config.channels_last == "auto" else config.channels_last,

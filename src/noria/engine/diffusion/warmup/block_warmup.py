@@ -7,20 +7,21 @@ that are equal in the first call of a kind are taken to be equal always, so each
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.preparation import refiner_of
 from noria.engine.diffusion.sizing.memory_estimate import input_channels
-from noria.models.diffusion.conditioning import collate
+from noria.models.diffusion.block_compilation import MAX_GRAPHS
+from noria.models.diffusion.conditioning import Conditioning, collate
 from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, LatentRows
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _log = logging.getLogger(__name__)
-_TEXTS = ("a", "a text of several words", "another text with some more words than that")
+TEXTS = ("a", "a text of several words", "another text with some more words than that")
 
 Size = tuple[int, int]
 
@@ -34,7 +35,10 @@ def warm_up_blocks(model: DiffusionModel, spec: DiffusionModelSpec, config: Engi
     began, before = time.monotonic(), _num_graphs()
     torch.compiler.set_stance("default")
     try:
-        with torch.inference_mode() if config.inference_mode else torch.no_grad():
+        with (
+            torch._dynamo.config.patch(recompile_limit=MAX_GRAPHS),
+            torch.inference_mode() if config.inference_mode else torch.no_grad(),
+        ):
             for denoiser in (model, refiner_of(model)):
                 if denoiser is not None:
                     _warm_up(denoiser, model, spec, config.slots)
@@ -52,13 +56,21 @@ def warm_up_blocks(model: DiffusionModel, spec: DiffusionModelSpec, config: Engi
 
 def _warm_up(denoiser: Denoiser, model: DiffusionModel, spec: DiffusionModelSpec, num_slots: int) -> None:
     """Call a denoiser, for images of `model`."""
-    texts = denoiser.text_encode(_TEXTS)
+    texts = denoiser.text_encode(TEXTS)
     for num_rows in sorted({1, 2, min(3, 2 * num_slots), min(4, 2 * num_slots)}):
         for sizes in _sizes_of_rows(model, spec, num_rows):
             for num_texts in (1, len(texts)):
-                rows = collate([texts[row % num_texts] for row in range(num_rows)])
-                each = torch.full((num_rows,), 500.0, device=model.device)
-                denoiser.predict(_latents(model, sizes), each, rows, each if denoiser.guidance.embedded else None)
+                make_call(denoiser, model, sizes, texts[:num_texts])()
+
+
+def make_call(
+    denoiser: Denoiser, model: DiffusionModel, sizes: Sequence[Size], texts: Sequence[Conditioning]
+) -> Callable[[], object]:
+    """Return a call of a denoiser for images of `model` of these sizes, which have these texts in turns."""
+    rows = collate([texts[row % len(texts)] for row in range(len(sizes))])
+    each = torch.full((len(sizes),), 500.0, device=model.device)
+    latents, guidance = _latents(model, sizes), each if denoiser.guidance.embedded else None
+    return lambda: denoiser.predict(latents, each, rows, guidance)
 
 
 def _sizes_of_rows(model: DiffusionModel, spec: DiffusionModelSpec, num_rows: int) -> Iterator[Sequence[Size]]:

@@ -23,7 +23,7 @@ from noria.frontend.services.model_capabilities import (
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ModelPrecision, ShapeCosts
-from noria.protocol.model_spec import ModelSpec
+from noria.protocol.model_spec import CallChoice, ModelSpec
 from noria.protocol.text import EncoderModelSpec
 
 
@@ -57,6 +57,7 @@ class ModelDetail(Struct, frozen=True):
     costs: list[ShapeCosts]  # one for each engine and size, in seconds
     noria: ModelCapabilities
     precision: ModelPrecision | None  # that of a model which engines quantize; null: they do not, or none is ready
+    call_choice: CallChoice | None  # the measured one, with engine.compile_blocks "auto"; null: no, or none is ready
     object: Literal["model"] = "model"
     owned_by: str = "noria"
 
@@ -155,6 +156,7 @@ class ModelRoutes:
             costs=self._engine_pool.costs(spec),
             noria=await self._capabilities(spec),
             precision=self._engine_pool.precision(spec),
+            call_choice=self._engine_pool.call_choice(spec),
         )
         return json_response(detail)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from noria.errors import InvalidField, short_repr
 from noria.images import scheduler_names
 from noria.images.reference_size import FIELD as REFERENCES
-from noria.images.reference_size import place_reference
+from noria.images.reference_size import place_reference, prompt_size
 from noria.images.start_image import ImageFacts, RequestImageFacts, StartImageFacts
 from noria.protocol.diffusion import (
     Control,
@@ -90,7 +90,8 @@ def check_references(images: Sequence[ImageFacts], spec: DiffusionModelSpec) -> 
         place_reference(f"{REFERENCES}[{k}]", (image.width_px, image.height_px), spec) for k, image in enumerate(images)
     ]
     return tuple(
-        Reference(*placement.shown_px, image.digest) for placement, image in zip(placements, images, strict=True)
+        Reference(*placement.shown_px, image.digest, *prompt_size((image.width_px, image.height_px), spec))
+        for placement, image in zip(placements, images, strict=True)
     )
 
 

@@ -1,39 +1,50 @@
-"""Qwen-Image on one device: a language model's tokens and latents, joint in a transformer whose rows are ragged.
+"""Qwen-Image and Qwen-Image-Edit-Plus on one device: a language model's tokens and latents, joint in a transformer.
 
-Without diffusers' pipeline, and with its numbers. What differs from Stable Diffusion:
+Without diffusers' pipelines, and with their numbers. What differs from Stable Diffusion:
 
 - Conditioned on the last hidden states of Qwen2.5-VL for a prompt in a chat, without those of the system's message.
 - Blocks of 2 × 2 latents are the transformer's tokens; here latents stay [C, H, W], and are packed for its call.
 - Rows of a call have different sizes of images and lengths of prompts. Both are padded to the longest and masked, and
-  each row has the rotary positions of its size, for which `_RowAttention` replaces diffusers' processor.
+  each row has the rotary positions of its sizes, for which `_RowAttention` and `_RowPositions` replace diffusers'.
 - The steps' noise levels fall evenly from 1, and the scheduler shifts them by the image's size.
 - A request is guided only if it has a negative prompt, if only an empty one; tokens then get the norm of the prompt's.
+- Edit-Plus is shown reference images: Qwen2.5-VL reads them with the prompt, and their tokens follow the image's.
 
-Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N tokens of an image, D numbers of
-a token.
+Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N tokens of an image and its
+references, D numbers of a token.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from torch.nn.utils.rnn import pad_sequence
 
 from noria.config import EngineConfig
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.errors import ModelError
+from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens, num_cut_of
 from noria.models.diffusion.diffusion_model import LatentRows
 from noria.models.diffusion.folders.transformer_models.qwen_folder import (
+    EDIT_SYSTEM_PROMPT,
     END_OF_CHAT,
     MAX_PROMPT_TOKENS,
+    NUM_EDIT_SYSTEM_TOKENS,
     NUM_SYSTEM_TOKENS,
     SYSTEM_PROMPT,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
+from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
+from noria.models.diffusion.transformer_models.token_rows import image_rows, reference_tokens
 from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
+from noria.models.weights import REDOWNLOAD_HINT
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
+
+_IMAGE_TOKEN = "<|image_pad|>"  # noqa: S105 - the place of a part of an image in a text
+_NOT_IN_TEXTS = (_IMAGE_TOKEN, "<|video_pad|>")
 
 
 class QwenImage(TransformerModel):
@@ -42,15 +53,21 @@ class QwenImage(TransformerModel):
     transformer_class = "QwenImageTransformer2DModel"
     text_classes = (("Qwen2Tokenizer", "Qwen2_5_VLForConditionalGeneration"),)
     pads_right = True
+    system_prompt: ClassVar[str] = SYSTEM_PROMPT
+    num_system_tokens: ClassVar[int] = NUM_SYSTEM_TOKENS
 
     def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
         """Configure loaded parts by `config`, which has no "auto" left."""
         transformer = parts.transformer
         transformer.set_attn_processor(_RowAttention())
+        transformer.pos_embed = _RowPositions(transformer.pos_embed)
         guidance = Guidance(equal_norms="patches", negative_absent="unguided")
         super().__init__(parts, config, guidance, transformer.config.in_channels // PATCH**2)
-        self._text_encoder = self._text_encoder.model.language_model  # its layers for images and its head are not kept
-        self._pos_embed = transformer.pos_embed
+        self._text_encoder = self._kept_text_encoder(self._text_encoder.model)
+
+    def _kept_text_encoder(self, model: Any) -> Any:
+        """Return the part that encodes prompts: the layers for images, and the head, are not kept."""
+        return model.language_model
 
     def call_size(self, num_pixels: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the same for all sizes, which share calls."""
@@ -63,11 +80,11 @@ class QwenImage(TransformerModel):
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' pipeline, without padding."""
-        chats = [SYSTEM_PROMPT + ("" if prompt is None else prompt) + END_OF_CHAT for prompt in prompts]
-        max_length = NUM_SYSTEM_TOKENS + MAX_PROMPT_TOKENS
+        chats = [self.system_prompt + ("" if prompt is None else prompt) + END_OF_CHAT for prompt in prompts]
+        max_length = self.num_system_tokens + MAX_PROMPT_TOKENS
         tokens = self._tokenizer(chats, padding=True, max_length=max_length, truncation=True, return_tensors="pt")
         outputs = self._text_outputs(tokens, use_cache=False)
-        return self._without_padding(outputs.last_hidden_state, tokens, NUM_SYSTEM_TOKENS)
+        return self._without_padding(outputs.last_hidden_state, tokens, self.num_system_tokens)
 
     def predict(
         self,
@@ -75,45 +92,136 @@ class QwenImage(TransformerModel):
         timesteps_R: torch.Tensor,
         conditioning: ConditioningRows,
         guidance_R: torch.Tensor | None,  # noqa: ARG002 - its guidance is not embedded
+        references: Sequence[ReferenceTokens | None] = (),
     ) -> LatentRows:
-        """Return the velocity of each row, of the row's shape; rows can have different sizes."""
-        sizes = [(latents_CHW.shape[1], latents_CHW.shape[2]) for latents_CHW in latents_R]
-        lengths = [height * width // PATCH**2 for height, width in sizes]
-        is_mixed = not isinstance(latents_R, torch.Tensor)
-        if isinstance(latents_R, torch.Tensor):
+        """Return the velocity of each row, of the row's shape; rows can have different sizes, and references."""
+        shown = references or [None] * len(latents_R)
+        shapes = [
+            [_shape(*size) for size in (latents_CHW.shape[1:], *(reference.sizes if reference else ()))]
+            for latents_CHW, reference in zip(latents_R, shown, strict=True)
+        ]
+        lengths = [sum(map(math.prod, of_row)) for of_row in shapes]
+        if isinstance(latents_R, torch.Tensor) and not references:
             packed_RND = to_tokens(latents_R)
         else:
-            packed_RND = pad_sequence([to_tokens(latents_CHW[None])[0] for latents_CHW in latents_R], batch_first=True)
-        height, width = sizes[0]
+            packed_RND = pad_sequence([*map(_row_tokens, latents_R, shown)], batch_first=True)
+        longest = packed_RND.shape[1]
         (velocity_RND,) = self._transformer(
             hidden_states=packed_RND.to(self.dtype),
             timestep=timesteps_R.to(self.dtype) / TRAIN_STEPS,
             **conditioning.tokens,
-            # What diffusers makes of this is used if all rows have this size.
-            img_shapes=[[(1, height // PATCH, width // PATCH)]],
-            attention_kwargs={
-                "row_positions": self._positions(sizes, conditioning) if is_mixed else None,
-                "row_mask": padding_mask(lengths, conditioning, self.device),
-            },
+            img_shapes=[
+                [*of_row, _Padding((1, 1, longest - length))] for of_row, length in zip(shapes, lengths, strict=True)
+            ],
+            attention_kwargs={"row_mask": padding_mask(lengths, conditioning, self.device)},
             return_dict=False,
         )
-        if not is_mixed:
-            return from_tokens(velocity_RND, height, width)
-        return [
-            from_tokens(velocity_ND[None, : height * width // PATCH**2], height, width)[0]
-            for velocity_ND, (height, width) in zip(velocity_RND, sizes, strict=True)
-        ]
+        return image_rows(velocity_RND, latents_R, from_tokens, PATCH**2)
 
-    def _positions(
-        self, sizes: Sequence[tuple[int, int]], conditioning: ConditioningRows
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rotary positions of images [R, N, …] and of texts [R, T, …] for rows of these sizes."""
-        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
-        rows = [
-            self._pos_embed([[(1, height // PATCH, width // PATCH)]], max_txt_seq_len=num_tokens, device=self.device)
-            for height, width in sizes
-        ]
-        of_images, of_texts = zip(*rows, strict=True)
+
+class QwenImageEditPlus(QwenImage):
+    """The parts of one QwenImageEditPlusPipeline folder, ready on a device."""
+
+    system_prompt = EDIT_SYSTEM_PROMPT
+    num_system_tokens = NUM_EDIT_SYSTEM_TOKENS
+
+    def _kept_text_encoder(self, model: Any) -> Any:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        if (got := self._tokenizer.convert_tokens_to_ids(_IMAGE_TOKEN)) != (wanted := model.config.image_token_id):
+            raise ModelError(
+                f"the tokenizer's {_IMAGE_TOKEN} is token {got}, but image_token_id of the text encoder is {wanted}: "
+                f"the parts belong to two models. {REDOWNLOAD_HINT}"
+            )
+        vision = model.config.vision_config
+        self._read_images = Qwen2VLImageProcessorPil(
+            patch_size=vision.patch_size,
+            merge_size=vision.spatial_merge_size,
+            temporal_patch_size=vision.temporal_patch_size,
+        )
+        return model
+
+    def text_encode(self, prompts: Sequence[str | MultimodalPrompt | None]) -> list[Conditioning]:
+        """Return the conditioning of each prompt, without padding; those with images are encoded one by one."""
+        texts = [prompt for prompt in dict.fromkeys(prompts) if not isinstance(prompt, MultimodalPrompt)]
+        found: dict[str | MultimodalPrompt | None, Conditioning] = {}
+        if texts:
+            found |= zip(texts, super().text_encode([_without_images(text) for text in texts]), strict=True)
+        found |= {
+            prompt: self._encode(prompt) for prompt in dict.fromkeys(prompts) if isinstance(prompt, MultimodalPrompt)
+        }
+        return [found[prompt] for prompt in prompts]
+
+    def _encode(self, prompt: MultimodalPrompt) -> Conditioning:
+        read = self._read_images(images=list(prompt.pixels), return_tensors="pt")
+        lengths = (read.image_grid_thw.prod(1) // self._read_images.merge_size**2).tolist()
+        pictures = "".join(
+            f"Picture {number}: <|vision_start|>{_IMAGE_TOKEN * length}<|vision_end|>"
+            for number, length in enumerate(lengths, start=1)
+        )
+        text = self._tokenizer(
+            _without_images(prompt.text), truncation=True, max_length=MAX_PROMPT_TOKENS, add_special_tokens=False
+        )
+        before, after = self._tokenizer([self.system_prompt + pictures, END_OF_CHAT]).input_ids
+        encoder = self._text_encoder
+        input_ids = torch.tensor([before + text.input_ids + after], device=encoder.device)
+        # Without the types of tokens, as by the pipeline: a part of an image has the place of a token of text.
+        outputs = encoder(
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            pixel_values=read.pixel_values.to(encoder.device, encoder.dtype),
+            image_grid_thw=read.image_grid_thw.to(encoder.device),
+            use_cache=False,
+        )
+        tokens_TD = outputs.last_hidden_state[0, self.num_system_tokens :].to(self.device, self.dtype)
+        return Conditioning({"encoder_hidden_states": tokens_TD}, num_cut=num_cut_of(text)[0])
+
+    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
+        """Return the tokens of reference images, the modes of the VAE's distributions."""
+        latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
+        return reference_tokens(latents, to_tokens)
+
+
+def _without_images(text: str | None) -> str:
+    """Return a text without the tokens of images, of which it has none."""
+    text = text or ""
+    while any(token in text for token in _NOT_IN_TEXTS):
+        for token in _NOT_IN_TEXTS:
+            text = text.replace(token, "")
+    return text
+
+
+class _Padding(tuple[int, int, int]):
+    """The shape of what a row is padded with, in the form of an image's: it has no positions."""
+
+    __slots__ = ()
+
+
+def _shape(height: int, width: int) -> tuple[int, int, int]:
+    """Return frames, rows and columns of an image's tokens."""
+    return 1, height // PATCH, width // PATCH
+
+
+def _row_tokens(latents_CHW: torch.Tensor, reference: ReferenceTokens | None) -> torch.Tensor:
+    tokens_ND = to_tokens(latents_CHW[None])[0]
+    return tokens_ND if reference is None else torch.cat([tokens_ND, reference.tokens_MD.to(tokens_ND.dtype)])
+
+
+class _RowPositions(torch.nn.Module):
+    """Returns the rotary positions of images and texts: [N, …] and [T, …], or [R, N, …] if those of rows differ."""
+
+    def __init__(self, inner: Any) -> None:
+        """`inner` is the transformer's own layer, for one row."""
+        super().__init__()
+        self._inner = inner
+
+    def forward(self, img_shapes: Any, max_txt_seq_len: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both, for rows of images of these shapes, [frames, rows, columns] each."""
+        rows = [[shape for shape in of_row if not isinstance(shape, _Padding)] for of_row in img_shapes]
+        if all(each == rows[0] for each in rows):
+            return self._inner(rows[:1], max_txt_seq_len=max_txt_seq_len, device=device)  # type: ignore[no-any-return]
+        found = [self._inner([each], max_txt_seq_len=max_txt_seq_len, device=device) for each in rows]
+        of_images, of_texts = zip(*found, strict=True)
         return pad_sequence(list(of_images), batch_first=True), torch.stack(of_texts)
 
 
@@ -148,13 +256,11 @@ class _RowAttention:
         attention_mask: None = None,  # noqa: ARG002 - as the next, given by diffusers' blocks, which have none
         encoder_hidden_states_mask: None = None,  # noqa: ARG002
         image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
-        row_positions: tuple[torch.Tensor, torch.Tensor] | None = None,
         row_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs for the image's tokens and for the prompt's."""
-        positions = row_positions or image_rotary_emb
-        assert positions is not None
-        of_images, of_texts = positions
+        assert image_rotary_emb is not None
+        of_images, of_texts = image_rotary_emb
         head_size = attn.inner_dim // attn.heads
 
         def heads(projected: torch.Tensor) -> torch.Tensor:

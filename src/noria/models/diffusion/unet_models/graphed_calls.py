@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noria.models.cuda_graph import CudaGraph
+from noria.models.diffusion import block_compilation
 from noria.observe.logs.log_record import fields
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class GraphedCalls:
         arguments = (latents_RCHW, *args), kwargs
         leaves, _ = pytree.tree_flatten(arguments)
         shapes = tuple((each.shape, each.dtype) if isinstance(each, torch.Tensor) else each for each in leaves)
-        key = tuple(kwargs), shapes
+        key = tuple(kwargs), block_compilation.are_disabled.get(), shapes
         graph = self._graphs.get(key)
         if graph == "warm":
             graph = self._graphs[key] = self._try_capture(arguments)

@@ -184,7 +184,7 @@ def load_ip_adapters(spec: DiffusionModelSpec, unet: Any, config: EngineConfig, 
             "engine.compile_blocks."
         )
     adapters = {} if device == "meta" else {name: _load(file, unet, config, device) for name, file in files.items()}
-    return IpAdapters(adapters, unet, has_compiled_blocks=config.compile_blocks)
+    return IpAdapters(adapters, unet, has_compiled_blocks=bool(config.compile_blocks))
 
 
 def _load(file: IpAdapterFile, unet: Any, config: EngineConfig, device: str) -> IpAdapter:

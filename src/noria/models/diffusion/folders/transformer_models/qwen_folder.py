@@ -15,11 +15,22 @@ SYSTEM_PROMPT = (
 )
 """The text before a prompt, by the pipelines themselves. A folder's own template is a program, and is not run."""
 
+EDIT_SYSTEM_PROMPT = (
+    "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
+    "background), then explain how the user's text instruction should alter or modify the image. Generate a new image "
+    "that meets the user's requirements while maintaining consistency with the original input where appropriate."
+    "<|im_end|>\n<|im_start|>user\n"
+)
+"""The same by the pipeline that edits images."""
+
 END_OF_CHAT = "<|im_end|>\n<|im_start|>assistant\n"
 """The text after a prompt."""
 
 NUM_SYSTEM_TOKENS = 34
 """Of `SYSTEM_PROMPT`: their outputs are dropped, whatever the tokenizer."""
+
+NUM_EDIT_SYSTEM_TOKENS = 64
+"""Of `EDIT_SYSTEM_PROMPT`, likewise."""
 
 MAX_PROMPT_TOKENS = 512
 """Longer prompts are cut, as by diffusers; the words around them that are not dropped are counted."""

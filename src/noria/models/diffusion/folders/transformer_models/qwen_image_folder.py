@@ -1,6 +1,10 @@
-"""Checks and describes a folder of Qwen-Image: tokenizer, text_encoder (Qwen2.5-VL), transformer, vae, scheduler."""
+"""Checks and describes a folder of Qwen-Image: tokenizer, text_encoder (Qwen2.5-VL), transformer, vae, scheduler.
+
+A folder of Qwen-Image-Edit-Plus has the same parts, and a processor, whose settings are those of the text encoder.
+"""
 
 import pathlib
+from typing import Any
 
 from noria.errors import ModelError
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig
@@ -20,9 +24,12 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
 from noria.models.family import Family
 from noria.protocol.diffusion import DiffusionModelSpec
 
+_EDITS_IMAGES = "QwenImageEditPlusPipeline"
+_MAX_REFERENCES = 3  # its authors': one to three images
+
 _OTHER_MODELS = {
     "guidance_embeds": "a model that embeds the guidance scale, which diffusers does not call correctly",
-    "zero_cond_t": "Qwen-Image-Edit, which takes images too",
+    "zero_cond_t": "Qwen-Image-Edit-Plus, whose folder names that pipeline",
     "use_additional_t_cond": "Qwen-Image-Layered",
     "use_layer3d_rope": "Qwen-Image-Layered",
 }
@@ -51,8 +58,9 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
     text_encoder = folder.read_vision_language_model("qwen2_5_vl", QwenTextConfig)
     vae = read_qwen_vae(folder, QwenVaeConfig)
     transformer = folder.read_part("transformer", _Transformer)
+    edits = folder.pipeline == _EDITS_IMAGES
     for setting, model in _OTHER_MODELS.items():
-        if getattr(transformer, setting):
+        if getattr(transformer, setting) and not (edits and setting == "zero_cond_t"):
             raise ModelError(
                 f"{folder.config_file('transformer')}: {setting} is true: {model}; supported is Qwen-Image, text to "
                 "image."
@@ -70,4 +78,5 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
         "joint_attention_dim": (1, transformer.joint_attention_dim),
     }
     folder.check_layer("transformer", ("txt_in.weight",), expected)
-    return folder.make_spec(qwen_sides(vae), SCHEDULERS_WITH_SIGMAS, steps=50, guidance=4.0)
+    references: dict[str, Any] = {"max_references": _MAX_REFERENCES, "reference_size": "vision"} if edits else {}
+    return folder.make_spec(qwen_sides(vae), SCHEDULERS_WITH_SIGMAS, steps=50, guidance=4.0, **references)
