@@ -1,4 +1,4 @@
-"""The folders of LoRAs, ControlNets, refiners and embeddings that a server has beside those of its models."""
+"""The folders of LoRAs, ControlNets, refiners, embeddings and upscalers that a server has beside its models."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
+from noria.models.upscaler_folders import UpscalerFolders
 
 
 class AdapterFolders(NamedTuple):
@@ -16,10 +17,15 @@ class AdapterFolders(NamedTuple):
     controlnets: ControlNetFolders = ControlNetFolders(())
     refiners: RefinerFolders = RefinerFolders(())
     embeddings: EmbeddingFolders = EmbeddingFolders(())
+    upscalers: UpscalerFolders = UpscalerFolders(())
 
     @classmethod
     def of(cls, config: EngineConfig) -> "AdapterFolders":
         """Return the folders of an engine."""
         return cls(
-            LoraFolders.of(config), ControlNetFolders.of(config), RefinerFolders.of(config), EmbeddingFolders.of(config)
+            LoraFolders.of(config),
+            ControlNetFolders.of(config),
+            RefinerFolders.of(config),
+            EmbeddingFolders.of(config),
+            UpscalerFolders.of(config),
         )

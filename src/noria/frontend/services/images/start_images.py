@@ -76,7 +76,8 @@ class StartImages:
         self, client: str, images: RequestImages, request: ImageRequest, spec: DiffusionModelSpec
     ) -> bytes:
         """Return what `RequestImages.pixels` does for a request. Raises UnreadableImage and InvalidField."""
-        return await self._threads.run(client, images.pixels, request.payload.width, request.payload.height, spec)
+        payload = request.payload
+        return await self._threads.run(client, images.pixels, payload.width, payload.height, spec, payload.start_px)
 
     async def paste(
         self, client: str, start: StartImage, image: RawImage, write: Callable[[Sequence[RawImage]], T]
