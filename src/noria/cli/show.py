@@ -92,7 +92,10 @@ def _describe_refiner(refiner: "Refinement") -> str:
 
 def _describe_second_pass(second: "SecondPass") -> str:
     steps = f"the last of {second.inference_steps} steps, strength {second.strength:g}"
-    return f"{second.width}×{second.height}, latents enlarged ({second.upscaler}), {steps}"
+    by = f"latents enlarged ({second.upscaler})"
+    if (upscaler := second.pixel_upscaler) is not None:
+        by = f"pixels enlarged ({upscaler.name}{f', {upscaler.digest}' if upscaler.digest else ''})"
+    return f"{second.width}×{second.height}, {by}, {steps}"
 
 
 def _describe_lora(lora: "Lora") -> str:

@@ -354,6 +354,13 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "name; `FOLDER` is for all image models, `MODEL=FOLDER` for one: docs/models.md"
         ),
     ] = ()
+    upscalers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="folders of upscalers of pixels (.safetensors, .pth), such as ESRGAN's, for A1111's hires fix "
+            "and its extras; needs `noria-serve[upscalers]`: docs/models.md"
+        ),
+    ] = ()
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(

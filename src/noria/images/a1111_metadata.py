@@ -98,7 +98,9 @@ def _describe_second_pass(second: SecondPass | None, scheduler: str | None) -> d
         "Denoising strength": _number(second.strength),
         "Hires resize": f"{second.width}x{second.height}",
         "Hires steps": second.num_made(scheduler),
-        "Hires upscaler": next(name for name, upscaler in UPSCALERS.items() if upscaler == second.upscaler),
+        "Hires upscaler": second.pixel_upscaler.name
+        if second.pixel_upscaler is not None
+        else next(name for name, upscaler in UPSCALERS.items() if upscaler == second.upscaler),
     }
 
 

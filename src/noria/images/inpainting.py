@@ -10,8 +10,11 @@ from PIL import Image, ImageFilter, ImageOps
 
 from noria.errors import InvalidField
 
-ResizeMode = Literal["stretch", "crop", "fill"]
-"""How an image gets other proportions: stretched, cut at two sides, or with the colours of its edges beside it."""
+ResizeMode = Literal["stretch", "crop", "fill", "latent"]
+"""How an image gets other proportions: stretched, cut at two sides, or with the colours of its edges beside it.
+
+As `latent` it keeps its size, and its latents are stretched.
+"""
 
 MaskContent = Literal["surroundings", "original", "noise", "nothing"]
 """The content of the repainted part before: the colours around it, the image, or latents of noise or of zeros."""
@@ -33,7 +36,7 @@ class MaskUse(NamedTuple):
 
 def resized(image: Image.Image, size_px: tuple[int, int], mode: ResizeMode) -> Image.Image:
     """Return an image of another size, by Lanczos' filter."""
-    if mode == "stretch":
+    if mode in ("stretch", "latent"):
         return image.resize(size_px, Image.Resampling.LANCZOS)
     if mode == "crop":
         return ImageOps.fit(image, size_px, Image.Resampling.LANCZOS)

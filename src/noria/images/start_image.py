@@ -62,6 +62,7 @@ class StartImageFacts(NamedTuple):
     digest: str
     mask_digest: str | None  # None: there is no mask
     mask_fill: MaskFill | None = None  # None: the repainted part begins as the image
+    resizes_latents: bool = False  # whether it is encoded in its own size
 
 
 class ImageFacts(NamedTuple):
@@ -102,8 +103,17 @@ class RequestImages:
         """The start image if what is generated is pasted into it."""
         return self._start if self._start is not None and self._start.is_pasted else None
 
-    def pixels(self, width_px: int, height_px: int, spec: DiffusionModelSpec, ip_adapter_px: int = 0) -> bytes:
+    def pixels(
+        self,
+        width_px: int,
+        height_px: int,
+        spec: DiffusionModelSpec,
+        start_px: tuple[int, int] | None = None,
+        ip_adapter_px: int = 0,
+    ) -> bytes:
         """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each other image.
+
+        The start image is of the size `start_px`, if there is one.
 
         Images of controls are resized as start images are, and changed in no other way; if a part of the start image is
         repainted alone, they are that part, too. References are as the model is shown them, by `reference_size.py`,
@@ -111,7 +121,7 @@ class RequestImages:
         sides of `ip_adapter_px`. Raises as `StartImage.pixels`.
         """
         size_px = width_px, height_px
-        frames = [] if self._start is None else [self._start.pixels(*size_px)]
+        frames = [] if self._start is None else [self._start.pixels(*(start_px or size_px))]
         for control in self._controls:
             box = None if self._start is None else self._start.part_of(control.size_px, size_px)
             with control.decode() as image:
@@ -147,7 +157,12 @@ class StartImage:
         width_px, height_px = self._image.size_px
         mask_digest = None if files.mask is None else _digest(files.mask)
         self.facts: StartImageFacts = StartImageFacts(
-            width_px, height_px, _digest(files.image), mask_digest, _latent_fill(self._mask_use)
+            width_px,
+            height_px,
+            _digest(files.image),
+            mask_digest,
+            _latent_fill(self._mask_use),
+            files.resize == "latent",
         )
         if self._mask is not None and self._mask.size_px != self._image.size_px:
             width_px, height_px = self._mask.size_px

@@ -1,4 +1,4 @@
-"""The folders of LoRAs, ControlNets, IP-Adapters and others that a server has beside those of its models."""
+"""The folders of LoRAs, ControlNets, IP-Adapters, upscalers and others that a server has beside its models."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
+from noria.models.upscaler_folders import UpscalerFolders
 
 
 class AdapterFolders(NamedTuple):
@@ -18,6 +19,7 @@ class AdapterFolders(NamedTuple):
     refiners: RefinerFolders = RefinerFolders(())
     embeddings: EmbeddingFolders = EmbeddingFolders(())
     ip_adapters: IpAdapterFiles = IpAdapterFiles(())
+    upscalers: UpscalerFolders = UpscalerFolders(())
 
     @classmethod
     def of(cls, config: EngineConfig) -> "AdapterFolders":
@@ -28,4 +30,5 @@ class AdapterFolders(NamedTuple):
             RefinerFolders.of(config),
             EmbeddingFolders.of(config),
             IpAdapterFiles.of(config),
+            UpscalerFolders.of(config),
         )

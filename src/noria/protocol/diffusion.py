@@ -121,6 +121,21 @@ class Refinement(Struct, frozen=True, forbid_unknown_fields=True):
     digest: str | None = None  # digest of the folder; None in a request: whatever it is
 
 
+class PixelUpscaler(Struct, frozen=True, forbid_unknown_fields=True):
+    """An upscaler of the pixels of an image: a file of `engine.upscalers`, or a filter."""
+
+    name: str  # name of the file without its suffix, or `Lanczos` or `Nearest`
+    digest: str | None = None  # digest of the file; None: it is a filter
+
+
+class Upscaling(Struct, frozen=True):
+    """The enlarging of an image that is sent, in place of the generation of one."""
+
+    width: int  # px of the result; of other proportions, the image is cut on both sides
+    height: int  # px
+    upscaler: PixelUpscaler
+
+
 class SecondPass(Struct, frozen=True, forbid_unknown_fields=True):
     """A second pass of an image, in another size, which begins with the latents of the first one."""
 
@@ -129,6 +144,7 @@ class SecondPass(Struct, frozen=True, forbid_unknown_fields=True):
     inference_steps: int  # the last ones of them are made, by the strength
     strength: float  # as that of a start image
     upscaler: LatentUpscaler = "bilinear"
+    pixel_upscaler: PixelUpscaler | None = None  # in its place: latents are decoded, enlarged and encoded
 
     def num_made(self, scheduler: str) -> int:
         """Return the number of steps that it makes; `scheduler` is a short name."""
@@ -186,6 +202,9 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     mask_fill: MaskFill | None = None  # None: the latents of the start image
     embeddings: tuple[Embedding, ...] = ()  # those that its prompts name
     second_pass: SecondPass | None = None
+    # Its image, [height, width, 3] uint8 RGB, is the frame of data; other settings have no effect.
+    upscaling: Upscaling | None = None
+    start_px: tuple[int, int] | None = None  # width and height of a start image whose latents are resized; None: as it
 
     @property
     def has_images(self) -> bool:
@@ -210,7 +229,7 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     @property
     def result_px(self) -> tuple[int, int]:
         """Width and height of the images that result."""
-        last = self.second_pass or self
+        last = self.second_pass or self.upscaling or self
         return last.width, last.height
 
     @property

@@ -32,13 +32,13 @@ class NoiseStream:
         self._has_initial = False
         self._last: tuple[int, torch.Tensor] | None = None  # the last call and its noise
 
-    def of_start_image(self, dtype: torch.dtype) -> torch.Tensor:
-        """Draw [C, H, W] on the CPU, which sample the latents of a start image: before `initial`.
+    def of_start_image(self, dtype: torch.dtype, shape_CHW: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Draw [C, H, W] on the CPU, which sample the latents of a start image, of any shape: before `initial`.
 
         Where there is a mask, diffusers draws once more after `initial`, for the latents of what the mask keeps. Only a
         model for inpainting uses them.
         """
-        return self._draw(dtype)
+        return torch.randn(shape_CHW or self._shape_CHW, generator=self._generator, dtype=dtype)
 
     def initial(self) -> torch.Tensor:
         """Draw [C, H, W] of unit variance on the CPU, once, before any `next`.

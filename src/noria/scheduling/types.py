@@ -37,7 +37,7 @@ class BatchKey(NamedTuple):
     width_px: int
     height_px: int
     model: ModelKey = ModelKey()
-    stage: int = 0  # 1: the later calls of an image, if they are of another denoiser
+    stage: int = 0  # 1: the later calls of an image, if they are of another denoiser; more: calls that enlarge pixels
     reference_px: int = 0  # pixels of the reference images, which are in each call beside the image
 
     @property
@@ -76,6 +76,8 @@ class SchedulableRequest(Struct, frozen=True):
     has_start_image: bool = False
     second_stage_from: int | None = None  # the first call of the second stage; None: all are of one
     second_stage_px: tuple[int, int] | None = None  # its width and height; None: it has another denoiser
+    # Keys and numbers of the calls just before the second stage, which are of neither: they enlarge pixels.
+    between: tuple[tuple[BatchKey, int], ...] = ()
     # The images that are not done of a request that another engine has handed over. None: all, from the first call on.
     resumed: Mapping[int, ImageProgress] | None = None
     waited_s: float = 0.0  # since it arrived at the first engine, before it arrived at this one
@@ -100,7 +102,9 @@ class SchedulableRequest(Struct, frozen=True):
 
     def step_key(self, call: int) -> BatchKey:
         """The batch key of a call: that of its stage."""
-        return self.batch_key if self.second_stage_from is None or call < self.second_stage_from else self.second_key
+        if self.second_stage_from is None:
+            return self.batch_key
+        return self.second_key if call >= self.second_stage_from else self.stages_from(call)[0][0]
 
     @property
     def second_key(self) -> BatchKey:
@@ -114,17 +118,27 @@ class SchedulableRequest(Struct, frozen=True):
         """The batch key with which its images are decoded, whatever denoised them."""
         return self.batch_key if self.second_stage_px is None else self.second_key
 
-    def second_stage_calls(self, call: int) -> int:
-        """How many calls of an image are of the second stage, from `call` on."""
-        return 0 if self.second_stage_from is None else self.num_calls - max(call, self.second_stage_from)
+    def stages_from(self, call: int) -> tuple[tuple[BatchKey, int], ...]:
+        """The stages of an image from `call` on, in order: their batch keys, and their calls that are left."""
+        if self.second_stage_from is None:
+            return ((self.batch_key, self.num_calls - call),)
+        num_second, before = self.num_calls - max(call, self.second_stage_from), self.second_stage_from - call
+        found = [(self.second_key, num_second)] if num_second or before <= 0 else []
+        for batch_key, num_calls in reversed(self.between):
+            if before > 0:
+                found.insert(0, (batch_key, min(num_calls, before)))
+            before -= num_calls
+        return ((self.batch_key, before), *found) if before > 0 else tuple(found)
 
     def calls_by_key(self, call: int) -> tuple[tuple[BatchKey, int], ...]:
-        """The calls of an image from `call` on, by the batch keys of their stages."""
-        if self.second_key == self.batch_key:  # a second pass in the size of the first one
+        """The calls of an image from `call` on, by the batch keys of their stages, with that of its decode."""
+        if self.second_stage_from is None:
             return ((self.batch_key, self.num_calls - call),)
-        second = self.second_stage_calls(call)
-        first = self.batch_key, self.num_calls - call - second
-        return (first, (self.second_key, second)) if second or self.second_stage_px else (first,)
+        found: dict[BatchKey, int] = {}
+        for batch_key, num_calls in self.stages_from(call):
+            found[batch_key] = found.pop(batch_key, 0) + num_calls  # a second pass may have the size of the first one
+        found.setdefault(self.last_key, 0)
+        return tuple(found.items())
 
 
 class SlotAssignment(NamedTuple):

@@ -17,6 +17,7 @@ from noria.models.location import is_single_file
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.models.safety_folders import SafetyFolders
+from noria.models.upscaler_folders import UpscalerFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -34,12 +35,15 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, a folder of LoRAs does not exist, a ControlNet, an IP-Adapter, a
-            refiner or a safety classifier is for no model, or a VAE or parts are given and no single file.
+        ConfigError: two models have the same name, a folder of LoRAs or upscalers does not exist, a ControlNet, an
+            IP-Adapter, a refiner or a safety classifier is for no model, or a VAE or parts are given and no single
+            file.
+        MissingExtra: the package that reads upscalers is not installed.
         ModelError: a model or one of these cannot be served.
     """
     LoraFolders.of(config.engine).check_folders()
     EmbeddingFolders.of(config.engine).check_folders()
+    UpscalerFolders.of(config.engine).check_folders()
     sources = (config.model, *config.additional_models)
     for setting, what in (("vae", "its VAE"), ("parts", "all parts")):
         value = getattr(config.engine, setting)

@@ -252,3 +252,26 @@ def test_of_hundreds_of_images_in_slots_those_that_step_soon_are_simulated(monke
     assert simulated == [64]
     assert finishes == sorted(finishes)
     assert finishes[-1] == pytest.approx(400 * 5.0, rel=0.1)
+
+
+def test_calls_that_enlarge_pixels_between_two_passes_take_as_long_as_predicted():
+    predictor, tile, encode = make_predictor(), BatchKey(288, 288, MODEL, 9), LARGE._replace(stage=3)
+    predictor.costs.steps |= {
+        LARGE: CostCurve({1: 4.0, 8: 32.0}),
+        tile: CostCurve({1: 0.3, 8: 2.4}),
+        encode: CostCurve({1: 7.0}),
+    }
+    predictor.costs.decodes = {SMALL: CostCurve({1: 0.5}), LARGE: CostCurve({1: 2.0})}
+    second = {"second_stage_px": (LARGE.width_px, LARGE.height_px), "between": ((tile, 5), (encode, 1))}
+    request = make_request("a", 11, second_stage_from=9, **second)
+    assert [request.step_key(call) for call in range(11)] == [SMALL] * 3 + [tile] * 5 + [encode] + [LARGE] * 2
+    expected_s = pytest.approx(3.0 + 5 * 0.3 + 7.0 + 2 * 4.0 + 2.0)
+    assert (predictor.device_time_s(request), predictor.unloaded_s(request)) == (expected_s, expected_s)
+    predictor.table.add(request, 0.0)
+    assert predictor.backlog_s == expected_s
+    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == expected_s
+    predictor.table.assign(ItemId("a", 0), 0.0)
+    for made, left_s in ((4, 4 * 0.3 + 7.0 + 8.0 + 2.0), (4, 7.0 + 8.0 + 2.0), (1, 8.0 + 2.0)):
+        for _ in range(made):
+            predictor.table.record_steps([ItemId("a", 0)], 1)
+        assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(left_s)

@@ -848,6 +848,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             has_start_image=has_start_image,
             second_stage_from=num_first_calls if has_stages else None,
             second_stage_px=second_stage_px if has_stages else None,
+            between=((STAGED._replace(stage=7), num_first_calls),) if has_stages and second_stage_px else (),
             client=client,
             weight=weight,
         )

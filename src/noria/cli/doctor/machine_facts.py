@@ -35,6 +35,7 @@ from noria.models.location import SINGLE_FILES
 from noria.models.lora_folders import LoraFolders
 from noria.models.refiner_folders import RefinerFolders
 from noria.models.safety_folders import SafetyFolders
+from noria.models.upscaler_folders import UpscalerFolders
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -245,6 +246,7 @@ def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Con
     checks: dict[str, Callable[[EngineConfig], None]] = {
         "loras": lambda engine: LoraFolders.of(engine).check_folders(),
         "embeddings": lambda engine: EmbeddingFolders.of(engine).check_folders(),
+        "upscalers": lambda engine: UpscalerFolders.of(engine).check_folders(),
         "controlnets": lambda engine: ControlNetFolders.of(engine).check(models) if models else None,
         "ip_adapters": lambda engine: IpAdapterFiles.of(engine).check(models) if models else None,
         "refiners": lambda engine: RefinerFolders.of(engine).check(models) if models else None,

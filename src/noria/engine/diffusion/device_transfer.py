@@ -16,6 +16,11 @@ class HostPixels:
     finite: torch.Tensor  # bool, one element: whether the image's latents are finite
     copied: "torch.cuda.Event | None"  # None: no copy is pending
 
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.pixels_HWC.shape[1], self.pixels_HWC.shape[0]
+
     def rgb(self) -> memoryview:
         """Height × width × 3 bytes; waits for the copy.
 

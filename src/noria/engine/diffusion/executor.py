@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.decoding import Decoded, decode
-from noria.engine.diffusion.device_transfer import HostPixels, to_host
+from noria.engine.diffusion.decoding import Decoded, checked, decode, preview
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.image_conditioner import ImageConditioner, encode_images
 from noria.engine.diffusion.image_state import BegunImage, dump_image, load_image, save_image
@@ -39,18 +38,18 @@ from noria.engine.diffusion.timing import (
     PipelineFillDetector,
     RunAheadLimit,
 )
+from noria.engine.diffusion.upscaling.enlarged_images import EnlargedImages
 from noria.engine.resources.memory import used_memory_bytes
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.models import cuda_graph
-from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel
+from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.safety_classifier import SafetyCheck
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
 from noria.protocol.model_spec import CallChoice
 from noria.protocol.request import ImageRequest
-from noria.sampling.previews import clean_latents, downscale, preview_pixels
 from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
 from noria.sampling.tables import fold, window_of
 from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, ReleasedImage, SlotAssignment, Step
@@ -82,17 +81,15 @@ class DiffusionExecutor:
         self._latents = LatentSlots(config.slots, model.device)
         self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running and evicted images, by call
         self._evicted: dict[ItemId, BegunImage] = {}
-        self._masked_images = MaskedImages(model)
-        self._loras = ModelLoras(model, config)
-        self._refiner = refiner_of(model)
+        self._masked_images, self._enlarged = MaskedImages(model), EnlargedImages(model, self._noise)
+        self._loras, self._refiner = ModelLoras(model, config), refiner_of(model)
         self._calls = [GuidedCalls(model, self._loras, config.buckets)]  # by stage
         self._preparer = RequestPreparer(model, config, self._loras)
         if self._refiner is not None:
             self._calls.append(GuidedCalls(self._refiner, None, config.buckets))
         self.conditioner = ImageConditioner(model, config, self._loras)
         self._decoded: dict[ItemId, Decoded] = {}
-        self._run_ahead = RunAheadLimit(model.device)
-        self._fill_detector = PipelineFillDetector(MAX_ITERATIONS_AHEAD)
+        self._run_ahead, self._fill_detector = RunAheadLimit(model.device), PipelineFillDetector(MAX_ITERATIONS_AHEAD)
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
@@ -143,13 +140,14 @@ class DiffusionExecutor:
                 held.pop(image, None)
             self._noise.end(image)
             self._masked_images.end(image)
+            self._enlarged.end(image)
         if request.payload.loras and not any(prepared.adapters for prepared in self._requests.values()):
             self._loras.release()
 
     def take_result(self, image: ItemId) -> DecodedImage:
         """An image that the last iteration decoded; each can be taken once."""
         request, decoded = self._requests[image.attempt_id].request, self._decoded.pop(image)
-        num_cut = max(each.num_cut for each in self._guided[image])
+        num_cut = max((each.num_cut for each in self._guided[image]), default=0)
         return DecodedImage(request, image.index, decoded.pixels, num_cut, decoded.safety)
 
     def previews(self) -> list[PreviewPixels]:
@@ -264,15 +262,16 @@ class DiffusionExecutor:
     def _begin(self, assignments: list[SlotAssignment]) -> None:
         """Let images begin, at their first call or where another engine has handed them over."""
         requests = [self._requests[assignment.image.attempt_id] for assignment in assignments]
-        guided = self.conditioner.condition(requests)
+        guided = self.conditioner.condition([prepared for prepared in requests if prepared.prompts])
         for assignment, prepared in zip(assignments, requests, strict=True):
-            self._guided[assignment.image] = guided[assignment.image.attempt_id]
+            self._guided[assignment.image] = guided.get(assignment.image.attempt_id, ())
             begun = prepared.begun.get(assignment.image.index)
             call = 0 if begun is None else begun.call
             window, slot = prepared.table.window, assignment.slot
             self._latents.join(prepared.largest_shape, window, slot, is_first=not self._noise)
             history = self._latents.of(prepared.shape_at(call))
-            self._noise[assignment.image] = noise = self._noise.open(assignment.image, prepared, call)
+            noise = self._noise.open(assignment.image, prepared, call, has_begun=begun is not None)
+            self._noise[assignment.image] = noise
             if prepared.start is None:
                 first = noise.initial().to(self.model.device, torch.float32) * prepared.table.init_noise_sigma
             else:
@@ -286,6 +285,10 @@ class DiffusionExecutor:
     def _step(self, steps: list[Step], *, with_thumbnails: bool) -> None:
         for step in steps:
             self._evicted.pop(step.image, None)
+        upscaling = self._requests[steps[0].image.attempt_id].upscaling
+        if upscaling is not None and upscaling.has(steps[0].call):  # so have all, by the batch key
+            self._enlarged.make_calls(steps, [self._requests[step.image.attempt_id] for step in steps], self._latents)
+            return
         batches = [self._gather(of_size) for of_size in self._by_size(steps)]
         stage = self._requests[steps[0].image.attempt_id].stage_of(steps[0].call)  # equal for all, by the batch key
         outputs = self._calls[stage].predict(
@@ -362,22 +365,19 @@ class DiffusionExecutor:
         if len(indices) < len(steps):
             indices_B = self._to_device(indices)
             inputs_BCHW, outputs_BCHW = inputs_BCHW[indices_B], outputs_BCHW[indices_B]
-        is_refined = self._refiner is not None and batch.prepared[0].stage_of(steps[0].call)
-        denoiser: Denoiser = self._refiner if self._refiner is not None and is_refined else self.model
-        weights_2B = denoiser.clean_weights(batch.timesteps[indices])
-        clean_BCHW = clean_latents(inputs_BCHW, outputs_BCHW, self._to_device(weights_2B))
-        if max_px is not None:
-            clean_BCHW = downscale(clean_BCHW, max_px)
-        pixels_BHWC, copied = to_host(preview_pixels(clean_BCHW, self.model.preview_colours))
-        height, width = pixels_BHWC.shape[1:3]
-        finite = torch.tensor(data=True)
-        return [
-            PreviewPixels(steps[b].image, steps[b].call, width, height, HostPixels(pixels_HWC, finite, copied))
-            for pixels_HWC, b in zip(pixels_BHWC, indices, strict=True)
-        ]
+        refiner = self._refiner if batch.prepared[0].stage_of(steps[0].call) else None
+        weights_2B = self._to_device((refiner or self.model).clean_weights(batch.timesteps[indices]))
+        made = preview(inputs_BCHW, outputs_BCHW, weights_2B, self.model.preview_colours, max_px)
+        stepped = [steps[b] for b in indices]
+        return [PreviewPixels(s.image, s.call, *each.size_px, each) for each, s in zip(made, stepped, strict=True)]
 
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
+        if not prepared[0].prompts:  # they only enlarge images, of any sizes; so do the others, by the batch key
+            for (image, _), p in zip(assignments, prepared, strict=True):
+                pixels_1HW3 = self._enlarged.result(image, p)[None].to(self.model.device)
+                (self._decoded[image],) = checked(self._safety, pixels_1HW3, torch.ones(1, dtype=torch.bool), 1)
+            return
         shape = prepared[0].shape_at(prepared[0].num_calls)
         history = self._latents.of(shape)
         padding = self.config.decode_batch - len(assignments) if self.config.buckets else 0

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from noria.engine.diffusion.input_images.masked_images import sample_latents
 from noria.engine.diffusion.preparation import PreparedImageRequest
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.sampling.noise import NoiseStream
 from noria.scheduling.types import ItemId, Step
+
+_ANY_SIDE_PX = 64  # sides of an image that any VAE takes
 
 
 class NoiseStreams:
@@ -26,10 +29,18 @@ class NoiseStreams:
     def __setitem__(self, item: ItemId, stream: NoiseStream) -> None:
         self._streams[item] = stream
 
-    def open(self, item: ItemId, prepared: PreparedImageRequest, call: int) -> NoiseStream:
-        """Return a new stream for the pass that makes a call of an image; it is not kept."""
+    def open(self, item: ItemId, prepared: PreparedImageRequest, call: int, *, has_begun: bool = False) -> NoiseStream:
+        """Return a new stream for the pass that makes a call of an image; it is not kept.
+
+        Of a pass that `has_begun`, what sampled the latents of enlarged pixels is drawn.
+        """
         seed, shape = prepared.request.payload.seed, prepared.shape_at(call)
-        return NoiseStream(seed, shape, self._model.noise_dtype, image=item.index)
+        stream = NoiseStream(seed, shape, self._model.noise_dtype, image=item.index)
+        if has_begun and prepared.upscaling is not None and prepared.first_call_of(call):
+            black_1HW3 = torch.zeros(1, _ANY_SIDE_PX, _ANY_SIDE_PX, 3, dtype=torch.uint8)
+            if (deviation_BCHW := self._model.encode(black_1HW3).deviation_BCHW) is not None:  # which says its dtype
+                stream.of_start_image(deviation_BCHW.dtype)
+        return stream
 
     def end(self, item: ItemId) -> None:
         """Drop the stream of an image, if it has one."""
@@ -58,6 +69,18 @@ class NoiseStreams:
                 stream = self.open(step.image, p, step.call + 1)
                 noise_CHW = stream.initial().to(self._model.device, torch.float32)
                 yield step, p.second_pass.begin(next_E.reshape(p.latent_shape), noise_CHW), stream
+
+    def second_pass_of_pixels(
+        self, step: Step, prepared: PreparedImageRequest, pixels_HW3: torch.Tensor
+    ) -> tuple[torch.Tensor, NoiseStream]:
+        """Return the first sample and the stream of a second pass that begins after a step, with an enlarged image.
+
+        Draws are those of diffusers' pipelines for start images.
+        """
+        assert prepared.second_pass is not None
+        device, stream = self._model.device, self.open(step.image, prepared, step.call + 1)
+        latents_CHW = sample_latents(self._model.encode(pixels_HW3[None]), stream, device)
+        return prepared.second_pass.begin(latents_CHW, stream.initial().to(device, torch.float32)), stream
 
     def dtype(self, prepared: PreparedImageRequest) -> torch.dtype:
         """Return that of the draws of calls."""

@@ -5,6 +5,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
+
 from noria.config import EngineConfig
 from noria.engine.diffusion.image_state import BegunImage
 from noria.engine.diffusion.input_images.controls import PreparedControl, prepare_controls
@@ -17,6 +20,7 @@ from noria.engine.diffusion.prompt_schedule import ScheduledPrompt, schedule_pro
 from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
 from noria.engine.diffusion.second_pass import PreparedSecondPass
 from noria.engine.diffusion.sizing.slot_count import max_rows
+from noria.engine.diffusion.upscaling.prepared_upscaling import PreparedUpscaling, UpscalingPreparer
 from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, short_repr
 from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel, RefinedModel
@@ -25,7 +29,7 @@ from noria.models.diffusion.unet_models.refiner import Refiner
 from noria.models.diffusion.unet_models.text_embedding import load_embedding
 from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.refiner_folders import NO_REFINER
-from noria.protocol.diffusion import DiffusionPayload, SecondPass
+from noria.protocol.diffusion import DiffusionPayload, SecondPass, Upscaling
 from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled
 from noria.sampling.schedule import Schedule, switch_timestep
@@ -54,12 +58,22 @@ class PreparedImageRequest(BaseImageRequest):
     second_stage_from: int | None = None
     second_pass: PreparedSecondPass | None = None
     embeddings: tuple[TextEmbedding, ...] = ()
+    upscaling: PreparedUpscaling | None = None  # before the second pass or, without prompts, of an image that is sent
     begun: Mapping[int, BegunImage] = field(default_factory=dict)  # images that another engine has handed over
 
     @property
     def batch_key(self) -> BatchKey:
         """The batch key of all its images."""
-        return super().batch_key._replace(reference_px=self.reference_px)
+        batch_key = super().batch_key._replace(reference_px=self.reference_px)
+        return self.upscaling.tile_key(batch_key) if self.upscaling is not None and not self.prompts else batch_key
+
+    @property
+    def between(self) -> tuple[tuple[BatchKey, int], ...]:
+        """The batch keys and numbers of the calls before a second pass that enlarge pixels."""
+        if self.upscaling is None or self.second_pass is None:
+            return ()
+        width_px, height_px = self.request.payload.result_px
+        return self.upscaling.stages(self.batch_key, self.batch_key._replace(width_px=width_px, height_px=height_px))
 
     @property
     def num_calls(self) -> int:
@@ -68,8 +82,8 @@ class PreparedImageRequest(BaseImageRequest):
 
     @property
     def num_prompts(self) -> int:
-        """Prompts that each call has a row for, without the negative one."""
-        return len(self.prompts)
+        """Prompts that each call has a row for, without the negative one; a tile is a row, too."""
+        return len(self.prompts) or 1
 
     def calls_of_passes(self) -> tuple[int, int]:
         """Return the calls of its first and of its second pass."""
@@ -108,6 +122,7 @@ class RequestPreparer:
         self.max_images = config.slots + config.queue_limit  # images of one request, at most
         self.max_rows = max_rows(config)
         self._start_frames = StartFrameReader(inpainting=model.inpainting)
+        self._upscalings = UpscalingPreparer(config, model.device, model.dtype)
 
     def prepare(self, request: ImageRequest, data: memoryview | None) -> PreparedImageRequest:
         """Compile the request's sampler (up to 1.5 s the first time), load its LoRAs (as long as reading their files).
@@ -117,6 +132,8 @@ class RequestPreparer:
         `errors.QueueFull` while those of other requests fill the cache or the memory.
         """
         payload = request.payload
+        if payload.upscaling is not None:
+            return self._prepare_upscaling(request, payload.upscaling, data)
         if payload.n > self.max_images:
             raise InvalidField(
                 f"n is {payload.n}; this server's slots and queue hold at most {self.max_images} images", field="n"
@@ -128,22 +145,28 @@ class RequestPreparer:
         frame = self._start_frames.read(payload, data, shape, is_limited=not request.was_moved)
         table, *of_second = [compile_sampler(*arguments) for arguments in self._samplers(payload, request.model)]
         # The start and the end of a ControlNet are parts of the calls that the model would make without its refiner.
-        num_unrefined, second_stage_from, second_pass = table.num_calls, None, None
+        num_unrefined, second_stage_from, second_pass, upscaling = table.num_calls, None, None, None
         if payload.refiner is not None:
             table, second_stage_from = self._with_refiner(payload, table, *of_second)
         elif payload.second_pass is not None:
-            second_pass, second_stage_from = self._second_pass(payload.second_pass, *of_second), table.num_calls
+            second_pass, upscaling = self._second_pass(payload.second_pass, *of_second), self._upscaling(request, table)
+            if upscaling is not None:
+                table = concatenate_tables(table, table.num_calls, upscaling.table(table.scheduler))
+            second_stage_from = table.num_calls
             table = concatenate_tables(table, table.num_calls, *of_second)
         guidance, embeddings = self._model.guidance, self._load_embeddings(payload, request.model)
         reference_px, size_px = payload.num_reference_pixels, payload.width * payload.height
         if self._model.call_size(size_px) is not None:  # else rows with equal keys must have equally many tokens
             reference_px = reference_class_px(reference_px)
-        num_calls = _calls_of_passes(table, second_stage_from, has_second=second_pass is not None)
-        prompts = schedule_prompt(guidance.prompt_prefix + payload.prompt, payload, num_calls, embeddings)
-        self._check_joined(len(prompts), request.model)
-        (negative_prompt,) = schedule_prompt(
-            guidance.negative(payload.negative_prompt), payload, num_calls, embeddings, is_joined=False
+        num_first, num_second = _calls_of_passes(table, second_stage_from, has_second=second_pass is not None)
+        num_between = 0 if upscaling is None else upscaling.num_calls
+        num_calls = num_first - num_between, num_second
+        read = functools.partial(
+            schedule_prompt, payload=payload, num_calls=num_calls, embeddings=embeddings, num_between=num_between
         )
+        prompts = read(guidance.prompt_prefix + payload.prompt)
+        self._check_joined(len(prompts), request.model)
+        (negative_prompt,) = read(guidance.negative(payload.negative_prompt), is_joined=False)
         return PreparedImageRequest(
             request,
             guided=len(prompts) > 1 or guidance.is_active(payload.guidance_scale, payload.negative_prompt),
@@ -162,6 +185,55 @@ class RequestPreparer:
             second_stage_from=second_stage_from,
             second_pass=second_pass,
             embeddings=embeddings,
+            upscaling=upscaling,
+        )
+
+    def _prepare_upscaling(
+        self, request: ImageRequest, wanted: Upscaling, data: memoryview | None
+    ) -> PreparedImageRequest:
+        """Prepare a request that only enlarges its image. Its slot has one number, which is none of the image."""
+        payload = request.payload
+        shape, num_bytes = (payload.height, payload.width, 3), len(data or b"")
+        if num_bytes != math.prod(shape):
+            raise InvalidField(
+                f"the data has {num_bytes} bytes, and not the {math.prod(shape)} of its image", field="image"
+            )
+        upscaling = self._upscalings.prepare(
+            wanted.upscaler,
+            (payload.width, payload.height),
+            payload.result_px,
+            payload.n,
+            "upscaling",
+            pixels_HW3=torch.from_numpy(np.frombuffer(data or b"", np.uint8).reshape(shape).copy()),
+            is_limited=not request.was_moved,
+        )
+        return PreparedImageRequest(
+            request,
+            guided=False,
+            table=upscaling.table(payload.scheduler),
+            latent_shape=(1, 1, 1),
+            prompts=(),
+            negative_prompt=ScheduledPrompt(()),
+            preview_calls=frozenset(),
+            upscaling=upscaling,
+        )
+
+    def _upscaling(self, request: ImageRequest, first: SamplerTable) -> PreparedUpscaling | None:
+        """Return how pixels are enlarged between both passes; None: they are not. `first` is of the first pass."""
+        payload = request.payload
+        assert payload.second_pass is not None
+        if payload.second_pass.pixel_upscaler is None:
+            return None
+        is_guided = self._model.guidance.is_active(payload.guidance_scale, payload.negative_prompt)
+        return self._upscalings.prepare(
+            payload.second_pass.pixel_upscaler,
+            (payload.width, payload.height),
+            payload.result_px,
+            payload.n,
+            "second_pass",
+            first_call=first.num_calls,
+            tiles_per_call=1 + is_guided,  # the rows of its other calls
+            is_limited=not request.was_moved,
         )
 
     def _check_joined(self, num_prompts: int, model_name: str) -> None:
@@ -192,12 +264,16 @@ class RequestPreparer:
     def is_compiled(self, request: ImageRequest) -> bool:
         """Whether this scheduler with this number of steps, or its rejection, and all LoRAs are in the caches."""
         payload = request.payload
+        if payload.upscaling is not None:
+            return self._upscalings.has(payload.upscaling.upscaler)
         try:
             check_strength(payload)
             samplers = self._samplers(payload, request.model)
         except InvalidField:
             return True  # rejected at once
-        return self._loras.cache.has(payload.loras) and all(is_compiled(*arguments) for arguments in samplers)
+        upscaler = None if payload.second_pass is None else payload.second_pass.pixel_upscaler
+        is_loaded = self._loras.cache.has(payload.loras) and (upscaler is None or self._upscalings.has(upscaler))
+        return is_loaded and all(is_compiled(*arguments) for arguments in samplers)
 
     def _samplers(self, payload: DiffusionPayload, model_name: str) -> list[_SamplerArguments]:
         """Return the arguments of `compile_sampler` for the model and, if it is used, its refiner.

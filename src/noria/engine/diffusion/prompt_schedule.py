@@ -34,8 +34,9 @@ def schedule_prompt(
     embeddings: tuple[TextEmbedding, ...] = (),
     *,
     is_joined: bool = True,
+    num_between: int = 0,
 ) -> tuple[ScheduledPrompt, ...]:
-    """Return a prompt, or those that it joins; `num_calls` are those of both passes.
+    """Return a prompt, or those that it joins; `num_calls` are those of both passes, and others are between them.
 
     With a start image, steps are counted from the first one that is made, as in A1111.
 
@@ -46,6 +47,7 @@ def schedule_prompt(
     steps = prompt_steps(payload)
     num_made = steps.num_first - payload.first_step
     places = [step - 1 for step in steps_of_calls(num_calls[0], num_made)]
+    places += places[-1:] * num_between
     places += [steps.num_first + step - 1 for step in steps_of_calls(num_calls[1], steps.num_second)]
     found = []
     for by_step, weight in read_schedules(text, steps, is_joined=is_joined):

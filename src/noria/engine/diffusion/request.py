@@ -47,6 +47,11 @@ class BaseImageRequest:
         return None
 
     @property
+    def between(self) -> tuple[tuple[BatchKey, int], ...]:
+        """The batch keys and numbers of the calls before a second pass that enlarge pixels."""
+        return ()
+
+    @property
     def num_calls(self) -> int:
         """Model calls for each image: its steps, without those that a start image leaves out."""
         return self.request.payload.num_steps
@@ -94,6 +99,7 @@ class BaseImageRequest:
             has_start_image=payload.strength is not None or bool(payload.reference_images or payload.ip_adapter),
             second_stage_from=self.second_stage_from,
             second_stage_px=None if payload.second_pass is None else payload.result_px,
+            between=self.between,
             client=request.share_client,
             weight=request.share_weight,
         )

@@ -37,3 +37,8 @@ def enlarge(latents_CHW: torch.Tensor, size: tuple[int, int], upscaler: LatentUp
     )
     top, left = (height - size[0]) // 2, (width - size[1]) // 2
     return larger_1CHW[0, :, top : top + size[0], left : left + size[1]]
+
+
+def stretch(latents_CHW: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Return latents of another height and width, as A1111's "Just resize (latent upscale)" makes them."""
+    return torch.nn.functional.interpolate(latents_CHW[None], size, mode="bilinear")[0]

@@ -292,7 +292,7 @@ class UserEndpoints:
         )
         admitted = await service.admit(wanted, call.request)
         result = await service.generate(admitted)
-        files = await service.files_as_base64(result)
+        files = await service.as_base64(result.files)
         return msgspec.to_builtins(images_response(result, call.request.request_id, files))
 
     async def _run_method(self, endpoint: Endpoint, method: Method, call: CallContext, *arguments: Any) -> Any:

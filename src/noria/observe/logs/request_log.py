@@ -51,6 +51,7 @@ REQUEST_FIELDS: Mapping[str, str] = {
     "loras": "names and weights of LoRAs, as `ink:0.8, detail:1`; absent without any",
     "refiner": "name and start of the refiner, as `refiner:0.8`; absent without one",
     "second_pass": "size and strength of a second pass, as `1024x1024:0.7`; absent without one",
+    "upscaling": "size and upscaler of an image that is only enlarged, as `2048x2048:4x-UltraSharp`; absent if none is",
     "seed": "seed of the first image",
     "priority": "priority, if it is not normal",
     "deadline_s": "the client's deadline, from the arrival",
@@ -120,6 +121,9 @@ def request_fields(request: ImageRequest, model_version: str, prompts: LogPrompt
         "second_pass": None
         if (second := payload.second_pass) is None
         else f"{second.width}x{second.height}:{second.strength:g}",
+        "upscaling": None
+        if (upscaling := payload.upscaling) is None
+        else f"{upscaling.width}x{upscaling.height}:{upscaling.upscaler.name}",
         "seed": payload.seed,
         "priority": request.priority if request.priority != "normal" else None,
         "deadline_s": request.deadline_s,

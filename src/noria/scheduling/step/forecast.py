@@ -28,21 +28,25 @@ class SimulatedImage:
     image: ItemId
     batch_key: BatchKey
     rows: int
-    calls_left: float  # calls of both stages
+    calls_left: float  # calls of all stages
     running: bool = False
     exclusive: bool = False
     deadline_s: float | None = None  # seconds from now; None: no deadline
     largest_key: BatchKey | None = None  # key of the largest size in its calls; None: `batch_key`
     needs_encode: bool = False  # whether its request's start image is encoded when it joins
     call_work_s: float = 0.0  # device time of a call in full batches, its share of the decode included, if known
-    later_calls: float = 0.0  # calls of the second stage in `calls_left`, while it is in the first
-    later_key: BatchKey | None = None  # key of these
+    later_stages: tuple[tuple[BatchKey, int], ...] = ()  # keys and calls of the stages after the present one
+    later_calls: float = field(init=False, default=0.0)  # those of all of them, in `calls_left`
     client: str = ""
     weight: float = 1.0  # weight of its client's share
     is_evictable: bool = False  # whether an image that precedes it may take its slot
     is_begun: bool = False  # whether its prompt is encoded
     rank: int = 0  # in the policy's order; set by `forecast`
     start_s: float = 0.0  # seconds from now; set by `forecast`
+
+    def __post_init__(self) -> None:
+        if self.later_stages:
+            self.later_calls = sum([num_calls for _, num_calls in self.later_stages])
 
 
 class Forecast(NamedTuple):
@@ -123,7 +127,7 @@ class _KeyGroup:
     stepping: list[SimulatedImage] = field(default_factory=list)
     is_stale: bool = True  # images joined or left since `select`
     step_s: float = 0.0
-    min_calls_left: float = 0.0  # until the next image is denoised, or in its second stage
+    min_calls_left: float = 0.0  # until the next image is denoised, or in its next stage
     _step_s_by_rows: dict[int, float] = field(default_factory=dict)  # a cache
 
     def select(self, costs: CostModel, now: float, share: float, *, is_full: bool) -> None:
@@ -226,7 +230,7 @@ class _Simulation:
             self._add_to_group(each)
 
     def _add_denoised(self, each: SimulatedImage) -> None:
-        if each.batch_key.stage:
+        if each.batch_key.stage == 1:
             each.batch_key = each.batch_key._replace(stage=0)  # images are decoded together, whatever denoised them
         self.denoised.append(each)
 
@@ -300,10 +304,11 @@ class _Simulation:
                 jump_s / iteration_s if iteration_s else max([each.calls_left for each in group.stepping])
             )
             for each in leaving:
-                if each.later_calls:
-                    each.batch_key = each.later_key or each.batch_key
+                if each.later_stages:
+                    (each.batch_key, num_calls), *later = each.later_stages
                     each.largest_key = None  # models with stages mix no sizes
-                    each.calls_left, each.later_calls = each.later_calls, 0.0
+                    each.calls_left, each.later_calls = each.later_calls, each.later_calls - num_calls
+                    each.later_stages = tuple(later)
                     self._add_to_group(each)
                 else:
                     self._add_denoised(each)

@@ -243,9 +243,10 @@ class CompletionPredictor:
         request = active.request
         deadline_s = request.deadline - now if request.deadline is not None and uses_deadlines(self.policy) else None
         call = self.table.waiting_call(active, image.index) if running is None else running.call
+        (batch_key, _), *later = request.stages_from(call)
         return SimulatedImage(
             image,
-            request.step_key(call),
+            batch_key,
             request.rows,
             request.num_calls - call,
             running is not None,
@@ -253,8 +254,7 @@ class CompletionPredictor:
             deadline_s,
             needs_encode=active.needs_encode and running is None and image.index == active.waiting[0],  # it joins first
             call_work_s=active.image_work_s / request.num_calls,
-            later_calls=request.second_stage_calls(call) if call < (request.second_stage_from or 0) else 0,
-            later_key=request.second_key,
+            later_stages=tuple(later),
             client=request.client,
             weight=request.weight,
             is_evictable=running is not None and self.max_running == self.table.num_slots,
@@ -324,15 +324,15 @@ class CompletionPredictor:
 
     def unloaded_s(self, request: SchedulableRequest) -> float:
         """Duration of a request on an idle server, without the learned correction."""
+        (batch_key, _), *later = request.stages_from(0)
         images = [
             SimulatedImage(
                 ItemId(request.attempt_id, index),
-                request.batch_key,
+                batch_key,
                 request.rows,
                 request.num_calls,
                 needs_encode=request.has_start_image and index == 0,
-                later_calls=request.second_stage_calls(0),
-                later_key=request.second_key,
+                later_stages=tuple(later),
             )
             for index in range(request.num_images)
         ]

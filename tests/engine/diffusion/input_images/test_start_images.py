@@ -2,6 +2,7 @@
 
 import gc
 import time
+import warnings
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from noria.protocol.diffusion import min_strength
 from noria.sampling.noise import NoiseStream
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import ItemId
+from pipelines import set_scheduler
 from start_images import (
     NATURAL_TOLERANCE,
     PARITY_TOLERANCE,
@@ -159,6 +161,39 @@ def test_a_repainted_part_begins_with_noise_or_with_nothing_and_the_rest_as_the_
     for fill, weight in (("noise", of_image + of_noise), ("nothing", of_noise)):
         torch.testing.assert_close(first[fill][:, repainted], weight * noise[:, repainted])
         assert torch.equal(first[fill][:, ~repainted], first[None][:, ~repainted])
+
+
+def test_latents_of_an_image_of_another_size_are_stretched(tiny):
+    """They are sampled in their own size, as in A1111's img2img with a latent upscale."""
+    spec, executor = tiny
+    requests = [
+        make_request(k, strength=0.6, scheduler="euler-a", start_px=size) for k, size in ((1, (32, 40)), (2, (64, 16)))
+    ]
+    frames = {
+        request.request_id: memoryview(start_pixels(*request.payload.start_px, seed=k).tobytes())
+        for k, request in enumerate(requests)
+    }
+    together = generate(executor, [*requests, make_request(3, strength=None)], frames=frames)
+    of_image, _ = open_pipelines(spec)
+    for k, request in enumerate(requests):
+        payload, generator = request.payload, torch.Generator("cpu").manual_seed(request.payload.seed)
+        set_scheduler(of_image, request, clip_sample=False, steps_offset=1)
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            encoded = executor.model.encode(torch.from_numpy(start_pixels(*payload.start_px, seed=k))[None])
+            drawn = torch.randn(encoded.mean_BCHW.shape, generator=generator)
+            latents = encoded.mean_BCHW + encoded.deviation_BCHW * drawn
+            (image,) = of_image(
+                prompt=payload.prompt,
+                image=torch.nn.functional.interpolate(latents, (8, 12), mode="bilinear"),
+                strength=payload.strength,
+                num_inference_steps=payload.inference_steps,
+                guidance_scale=payload.guidance_scale,
+                generator=generator,
+                output_type="np",
+            ).images
+        theirs = (image * 255).round().astype(np.uint8)
+        assert difference(together[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
 
 
 def test_running_out_of_memory_changes_no_image(tiny, monkeypatch):

@@ -822,6 +822,21 @@ def test_an_image_of_other_proportions_is_cut(client, engine):
     assert set(engine.data) == {image.crop((32, 0, 96, 48)).tobytes()}
 
 
+def test_an_image_whose_latents_are_resized_keeps_its_size(client, engine):
+    image = photo((128, 40))
+    for mode in (3, "Just resize (latent upscale)"):
+        assert img2img(client, init_images=[b64(file_of(image))], resize_mode=mode).status_code == 200
+    assert {request.payload.start_px for request in engine.submitted} == {(128, 40)}
+    assert set(engine.data) == {image.tobytes()}
+    assert img2img(client, resize_mode=3).status_code == 200
+    assert engine.submitted[-1].payload.start_px is None
+    for fields, says in (
+        (WITH_MASK, "resize_mode is 3; with a mask allowed are 0 to 2"),
+        ({"init_images": [b64(file_of(photo((136, 48))))]}, "init_images has 136 × 48 pixels; to resize its latents"),
+    ):
+        assert says in img2img(client, resize_mode=3, **fields).json()["detail"]
+
+
 def test_hostile_files_of_img2img_and_edits_are_rejected(client, engine):
     bomb = png(8000, 5000)
     assert img2img(client, init_images=[b64(bomb)]).status_code == 422

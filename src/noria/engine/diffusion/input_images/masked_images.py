@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from noria.engine.diffusion.device_transfer import to_host
 from noria.engine.diffusion.preparation import PreparedImageRequest
+from noria.engine.diffusion.second_pass import stretch
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.noise import NoiseStream
@@ -57,7 +58,9 @@ class MaskedImages:
         if self._model.inpainting is not None and start.begins_with_noise:
             first_CHW = table.init_noise_sigma * noise.initial().to(device, torch.float32)
         else:
-            latents_CHW = self._sample(start.encoded, noise)
+            latents_CHW = sample_latents(start.encoded, noise, device)
+            if latents_CHW.shape != prepared.latent_shape:
+                latents_CHW = stretch(latents_CHW, prepared.latent_shape[1:])
             noise_CHW = noise.initial().to(device, torch.float32)
             if (fill := prepared.request.payload.mask_fill) is not None:
                 assert start.repainted_MHW is not None
@@ -72,7 +75,7 @@ class MaskedImages:
             return first_CHW
         repainted_MHW = torch.from_numpy(start.repainted_MHW).to(device)
         if self._model.inpainting is not None:
-            kept_CHW = self._sample(start.kept, noise)
+            kept_CHW = sample_latents(start.kept, noise, device)
             self._inputs[item] = self._model.inpainting.join(repainted_MHW.float(), kept_CHW)
             return first_CHW
         if start.encoded.deviation_BCHW is not None:
@@ -81,14 +84,6 @@ class MaskedImages:
             latents_CHW.flatten(), noise_CHW.flatten(), repainted_MHW.expand(latents_CHW.shape).flatten()
         )
         return first_CHW
-
-    def _sample(self, encoded: LatentDistribution, noise: NoiseStream) -> torch.Tensor:
-        """Return latents [C, H, W] float32 of what a VAE has encoded, by the next draw of `noise` if it needs one."""
-        latents_CHW = encoded.mean_BCHW[0]
-        if encoded.deviation_BCHW is not None:
-            drawn_CHW = noise.of_start_image(latents_CHW.dtype).to(self._model.device)
-            latents_CHW = latents_CHW + encoded.deviation_BCHW[0] * drawn_CHW
-        return latents_CHW.float()
 
     def with_masks(self, steps: Sequence[Step], latents_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the model: the latents and, of one for inpainting, M + C channels more.
@@ -131,6 +126,15 @@ class MaskedImages:
         self._images.pop(item, None)
         self._inputs.pop(item, None)
         self._on_host.discard(item)
+
+
+def sample_latents(encoded: LatentDistribution, noise: NoiseStream, device: torch.device) -> torch.Tensor:
+    """Return latents [C, H, W] float32 of what a VAE has encoded, by the next draw of `noise` if it needs one."""
+    latents_CHW = encoded.mean_BCHW[0]
+    if encoded.deviation_BCHW is not None:
+        drawn_CHW = noise.of_start_image(latents_CHW.dtype, tuple(latents_CHW.shape)).to(device)
+        latents_CHW = latents_CHW + encoded.deviation_BCHW[0] * drawn_CHW
+    return latents_CHW.float()
 
 
 def _weights_after(table: SamplerTable, call: int) -> NDArray[np.float32]:

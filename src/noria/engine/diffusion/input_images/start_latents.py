@@ -70,7 +70,7 @@ class StartLatents:
 
     @staticmethod
     def encode(starts: "Sequence[StartLatents]", model: DiffusionModel, batch_size: int | None) -> None:
-        """Encode start images of one size together, those that are not yet.
+        """Encode start images together, those that are not yet; of other sizes, each size apart.
 
         With `batch_size`, as many are encoded, the last ones without use, so that no bit depends on how many there are.
         """
@@ -96,13 +96,15 @@ class StartLatents:
 
 
 def _encode(
-    images: "list[NDArray[np.uint8]] | list[NDArray[np.float32]]", model: DiffusionModel, batch_size: int | None
+    images: "Sequence[NDArray[np.uint8] | NDArray[np.float32]]", model: DiffusionModel, batch_size: int | None
 ) -> list[LatentDistribution]:
     """Return the latents of each of `images`, encoded together, with a B of 1."""
     if not images:
         return []
+    if any(image.shape != images[0].shape for image in images):
+        return [latents for image in images for latents in _encode([image], model, batch_size)]
     padding = 0 if batch_size is None else max(0, batch_size - len(images))
-    encoded = model.encode(torch.from_numpy(np.stack([*images, *images[:1] * padding])))
+    encoded = model.encode(torch.from_numpy(np.stack([*images, *[images[0]] * padding])))
     return [
         LatentDistribution(
             encoded.mean_BCHW[b : b + 1],
@@ -151,6 +153,8 @@ class StartFrameReader:
             raise InvalidField("a mask needs a start image", field="mask")
         if self._inpainting is not None and not payload.has_mask:
             raise InvalidField("this model is for inpainting, and needs a start image and a mask", field="mask")
+        if payload.start_px is not None and payload.has_mask:
+            raise InvalidField("the latents of a start image with a mask are not resized", field="mask")
         check_strength(payload)
         num_bytes, expected = len(data or b""), _num_bytes(payload)
         if num_bytes != expected or (data is None) != (expected == 0):
@@ -196,7 +200,8 @@ class StartFrameReader:
         if payload.has_mask:
             mask_HW = frame[3 * num_pixels :].reshape(payload.height, payload.width) >= _REPAINTED
             repainted_MHW = _mask_of_latents(mask_HW, latent_shape, inpainting.mask_channels if inpainting else 1)
-        pixels_HW3 = frame[: 3 * num_pixels].reshape(payload.height, payload.width, 3).copy()
+        width, height = payload.start_px or (payload.width, payload.height)
+        pixels_HW3 = frame[: 3 * width * height].reshape(height, width, 3).copy()
         # The pipelines for inpainting begin with noise alone at strength 1, those without a mask never.
         begins_with_noise = payload.has_mask and payload.strength == 1
         if inpainting is None:
@@ -218,10 +223,10 @@ def _mask_of_latents(
 
 def _num_bytes(payload: DiffusionPayload) -> int:
     """Return how long the frame of a request is."""
-    of_start = 0 if payload.strength is None else 4 if payload.has_mask else 3
-    of_controls = 3 * len(payload.controls)
-    of_size = (of_start + of_controls) * payload.height * payload.width
-    return of_size + payload.num_reference_bytes + _num_image_prompt_bytes(payload)
+    start_px = payload.start_px or (payload.width, payload.height)
+    of_start = 0 if payload.strength is None else (3 + payload.has_mask) * math.prod(start_px)
+    of_controls = 3 * len(payload.controls) * payload.height * payload.width
+    return of_start + of_controls + payload.num_reference_bytes + _num_image_prompt_bytes(payload)
 
 
 def _num_image_prompt_bytes(payload: DiffusionPayload) -> int:

@@ -18,7 +18,7 @@ from noria.frontend.protocols.a1111.off_values import Feature, features_on, is_e
 from noria.images.a1111_metadata import loras_of, split_networks
 from noria.images.a1111_names import AUTOMATIC, select_scheduler
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement, SecondPass
-from noria.protocol.request import ControlField, Priority, TwoPassRequestBody
+from noria.protocol.request import ControlField, ImageFormat, Priority, TwoPassRequestBody
 
 # For GET /progress. A1111 makes a preview every 10 steps, and its users ask for 20 to 50 steps.
 _NUM_PREVIEWS = 4
@@ -100,7 +100,7 @@ DESCRIPTIONS = {
     "mask": "likewise, of the image's size; white is repainted or, if it is not opaque, what is opaque",
     "inpainting_mask_invert": "whether the mask is inverted",
     "resize_mode": "how the image and its mask get other proportions: 0 stretched, 1 cut, 2 with the colours of their "
-    "edges beside them",
+    "edges beside them, 3 by its latents, stretched, without a mask",
     "mask_blur": "standard deviation in pixels by which the mask's edge is blurred, across and down; 4 by default",
     "mask_blur_x": "that across, without mask_blur",
     "mask_blur_y": "that down, without mask_blur",
@@ -111,13 +111,13 @@ DESCRIPTIONS = {
     "denoising_strength": "how much of the image is replaced; 0.75 by default, 0.7 in a second pass",
     "refiner_checkpoint": "the name of the model's refiner, which makes the last steps",
     "refiner_switch_at": "after which part of the noise's times it makes the steps (0.8); 1 is never",
-    "enable_hr": "whether there is a second pass, which begins with the enlarged latents of the first one",
+    "enable_hr": "whether there is a second pass, which begins with the enlarged image of the first one",
     "hr_scale": "how many times as wide and high the second pass is, with neither hr_resize_x nor hr_resize_y: 1 to 4, "
     "2 by default",
     "hr_resize_x": "its width in pixels; 0: by the proportions",
     "hr_resize_y": "its height in pixels; 0: by the proportions",
     "hr_second_pass_steps": "the steps that it makes; 0: steps",
-    "hr_upscaler": "how the latents are enlarged, by a name of `latent-upscale-modes`",
+    "hr_upscaler": "how it is enlarged: latents by a name of `latent-upscale-modes`, pixels by one of `upscalers`",
     "metadata": "Noria's extension: whether files contain their settings, as `enable_pnginfo` of `override_settings`",
 }
 
@@ -152,7 +152,7 @@ _UNSUPPORTED_SETTINGS: Mapping[str, Feature] = {
 }
 CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MAX_CLIP_SKIP = 12  # layers of the text encoder of Stable Diffusion 1
-FILE_FORMATS = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
+FILE_FORMATS: Mapping[str, ImageFormat] = {"png": "png", "webp": "webp", "jpg": "jpeg", "jpeg": "jpeg"}
 _A1111_FIELD_NAMES = {
     "inference_steps": "steps",
     "guidance_scale": "cfg_scale",
@@ -291,7 +291,6 @@ def as_image_body(
             problems.add(InvalidField(f"{name} is {short_repr(got)}; allowed is 1 or more.", field=name))
     prompt, networks = split_networks(body.prompt or "")
     loras = () if body.disable_extra_networks else tuple(problems.attempt(lambda: loras_of(networks), []))
-    file_format = settings.get("samples_format")
     pnginfo = settings.get("enable_pnginfo")
     return TwoPassRequestBody(
         prompt=prompt,
@@ -309,7 +308,7 @@ def as_image_body(
         else None,
         n=max(body.batch_size or 1, 1) * max(body.n_iter or 1, 1),
         scheduler=None if spec is None else problems.attempt(lambda: _scheduler(body, spec), None),
-        format="png" if is_off(file_format) else FILE_FORMATS.get(str(file_format), "png"),  # type: ignore[arg-type]
+        format=file_format_of(settings),
         stream=True,  # for GET /progress
         partial_images=_NUM_PREVIEWS,
         priority=body.priority,
@@ -321,6 +320,11 @@ def as_image_body(
         refiner=_refiner(body),
         second_pass=second_pass,
     )
+
+
+def file_format_of(settings: Mapping[str, Any]) -> ImageFormat:
+    """Return the file format that `settings` say, PNG by default."""
+    return FILE_FORMATS.get(str(settings.get("samples_format")), "png")
 
 
 def _refiner(body: Txt2Img) -> Refinement | None:

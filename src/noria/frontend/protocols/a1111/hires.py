@@ -1,8 +1,10 @@
-"""A1111's hires fix: a second pass of `txt2img` in another size, which begins with the latents of the first one."""
+"""A1111's hires fix: a second pass of `txt2img` in another size, which begins with what the first one made."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from noria.errors import InvalidField, short_list, short_repr
 from noria.errors.problems import Problems
@@ -10,10 +12,14 @@ from noria.frontend.protocols.a1111.bodies import Txt2Img
 from noria.frontend.protocols.a1111.off_values import Feature, features_on, is_off
 from noria.frontend.services.images.request_validation import Limits, check_range
 from noria.images.a1111_names import UPSCALERS
-from noria.protocol.diffusion import DiffusionModelSpec, SecondPass
+from noria.models.upscaler_folders import FILTERS, LANCZOS, UpscalerFolders
+from noria.protocol.diffusion import DiffusionModelSpec, PixelUpscaler, SecondPass
+
+Txt2ImgT = TypeVar("Txt2ImgT", bound=Txt2Img)
 
 HIRES_LIMITS: Mapping[str, Limits] = {"hr_scale": Limits(1, 4, 2)}  # as A1111's page has it
 _DEFAULT_STRENGTH = 0.7  # as A1111's page has it, and clients send
+_MAX_NAMES = 50  # in a message
 _ROUNDING = 1e-6  # 20 / 0.7 · 0.7 is 20.000000000000004
 
 
@@ -32,42 +38,52 @@ _UNSUPPORTED: Mapping[str, Feature] = {
 }
 
 
-def check_hires(body: Txt2Img, sent: Mapping[str, Any], problems: Problems) -> None:
-    """Add what of a hires fix, if it is on, is not supported."""
+def check_hires(body: Txt2ImgT, sent: Mapping[str, Any], problems: Problems) -> Txt2ImgT:
+    """Add what of a hires fix, if it is on, is not supported; return the body with the upscaler that it means."""
     if not body.enable_hr:
-        return
+        return body
     errors = features_on(sent, _UNSUPPORTED)
     for name, (own, same) in _SAME.items():
         if not is_off(sent.get(name), same) and sent[name] != getattr(body, own):
             message = f"{name} is not {own}; another one in the second pass is not supported: leave it out."
             errors.append(InvalidField(message, field=name))
+    problems.add(*errors, are_of_form=True)
     # "None" says nothing in other fields; here it is an upscaler of A1111, which enlarges pixels by Lanczos.
     is_none = str(sent.get("hr_upscaler")).strip().lower() == "none" and sent.get("hr_upscaler") is not None
-    upscaler = "None" if is_none else body.hr_upscaler
-    if upscaler and upscaler not in UPSCALERS:
-        allowed = short_list(map(short_repr, UPSCALERS), len(UPSCALERS))
-        message = (
-            f"hr_upscaler is {short_repr(upscaler)}; allowed are {allowed}. Others, which enlarge pixels, are not "
-        )
-        errors.append(InvalidField(f"{message}supported.", field="hr_upscaler"))
-    problems.add(*errors, are_of_form=True)
+    return msgspec.structs.replace(body, hr_upscaler=LANCZOS) if is_none else body
 
 
 def second_pass_of(
-    body: Txt2Img, spec: DiffusionModelSpec, limits: Mapping[str, Limits], problems: Problems
+    body: Txt2Img,
+    spec: DiffusionModelSpec,
+    limits: Mapping[str, Limits],
+    folders: UpscalerFolders,
+    problems: Problems,
 ) -> SecondPass | None:
-    """Return the second pass of a body for a model, whose `limits` are those of `/t2i`.
+    """Return the second pass of a body, which has one, for a model, whose `limits` are those of `/t2i`.
 
-    Adds to `problems`, and then returns None.
+    Adds to `problems`, and then returns None. Reads `folders`.
     """
-    if not body.enable_hr:
-        return None
+    upscaler = body.hr_upscaler or next(iter(UPSCALERS))
+    pixel_upscaler = None
+    if upscaler not in UPSCALERS:
+        pixel_upscaler = problems.attempt(lambda: _pixel_upscaler(upscaler, folders), None)
     size = problems.attempt(lambda: _size(body, spec, limits), None)
     steps = problems.attempt(lambda: _steps(body, limits["inference_steps"]), None)
     if size is None or steps is None:
         return None
-    upscaler = UPSCALERS.get(body.hr_upscaler or next(iter(UPSCALERS)), "bilinear")
-    return SecondPass(*size, *steps, upscaler)
+    return SecondPass(*size, *steps, UPSCALERS.get(upscaler, "bilinear"), pixel_upscaler)
+
+
+def _pixel_upscaler(name: str, folders: UpscalerFolders) -> PixelUpscaler:
+    known = (*UPSCALERS, *FILTERS, *folders.files())
+    if name not in known:
+        raise InvalidField(
+            f"hr_upscaler is {short_repr(name)}; allowed are {short_list(map(short_repr, known), _MAX_NAMES)}. Others "
+            "are files in the folders of engine.upscalers.",
+            field="hr_upscaler",
+        )
+    return folders.complete(name, "hr_upscaler")
 
 
 def _steps(body: Txt2Img, limit: Limits) -> tuple[int, float]:

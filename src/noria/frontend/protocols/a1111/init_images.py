@@ -21,6 +21,7 @@ RESIZE_MODES: Mapping[ResizeMode, str] = {
     "stretch": "Just resize",
     "crop": "Crop and resize",
     "fill": "Resize and fill",
+    "latent": "Just resize (latent upscale)",
 }
 """A1111's names; its numbers are their positions."""
 
@@ -69,6 +70,9 @@ def files_of_image_body(body: Img2Img, fields: UnitFields, *, are_references: bo
     stretch: ResizeMode = "stretch"
     resize = problems.attempt(lambda: _resize_mode(body), stretch)
     mask_use = _mask_use(body, problems) if body.mask else None
+    if resize == "latent" and body.mask:
+        message = f"resize_mode is {short_repr(body.resize_mode)}; with a mask allowed are 0 to 2."
+        problems.add(InvalidField(message, field="resize_mode"))
     problems.raise_all()
     return functools.partial(
         decode_files,

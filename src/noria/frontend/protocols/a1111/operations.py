@@ -9,7 +9,7 @@ from noria.errors import EngineUnavailable, OperationNotSupported
 from noria.frontend.bodies.image_fields import EXAMPLE_FILE, add_bounds, bound_fields
 from noria.frontend.http.errors import ErrorBody, ErrorDialect, error_body
 from noria.frontend.http.operations import JsonObject, Operation, Served
-from noria.frontend.protocols.a1111 import bodies
+from noria.frontend.protocols.a1111 import bodies, extras
 from noria.frontend.protocols.a1111.bodies import FILE_FORMATS, Img2Img, Txt2Img
 from noria.frontend.protocols.a1111.init_images import IMAGE_LIMITS, RESIZE_MODES
 from noria.frontend.protocols.a1111.routes import (
@@ -47,8 +47,8 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
         f"{_ROOT}/sd-models": (routes.sd_models, "The models served."),
         f"{_ROOT}/samplers": (routes.samplers, "The samplers of the selected model."),
         f"{_ROOT}/schedulers": (routes.schedulers, "The schedule types of the selected model."),
-        f"{_ROOT}/upscalers": (routes.fixed_list, "None: images are not enlarged by themselves."),
-        f"{_ROOT}/latent-upscale-modes": (routes.fixed_list, "The names of `hr_upscaler`."),
+        f"{_ROOT}/upscalers": (routes.extras.upscalers, "The upscalers of pixels."),
+        f"{_ROOT}/latent-upscale-modes": (routes.fixed_list, "The names of `hr_upscaler` that enlarge latents."),
         f"{_ROOT}/sd-vae": (routes.fixed_list, "Empty: models use their own VAE."),
         f"{_ROOT}/embeddings": (routes.embeddings, "The embeddings that prompts for the selected model can name."),
         f"{_ROOT}/loras": (routes.loras, "The LoRAs of the selected model."),
@@ -90,6 +90,30 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             fields=_FIELDS,
             example={"prompt": "a blue circle", "init_images": [EXAMPLE_FILE], "denoising_strength": 0.6},
             response=Img2ImgResponse,
+        ),
+        operation(
+            method="POST",
+            path=f"{_ROOT}/extra-single-image",
+            handler=routes.extras.single_image,
+            summary="Enlarge an image with A1111's API",
+            description="By a filter, or by a file of `engine.upscalers`. Restoration of faces and a second upscaler "
+            "are rejected unless they are off.",
+            body=extras.ExtraSingleImage,
+            fields=extras.EXTRAS_FIELDS,
+            example={"image": EXAMPLE_FILE, "upscaler_1": "Lanczos", "upscaling_resize": 2},
+            response=extras.ExtraSingleImageResponse,
+            describe=_describe_extras,
+        ),
+        operation(
+            method="POST",
+            path=f"{_ROOT}/extra-batch-images",
+            handler=routes.extras.batch_images,
+            summary="Enlarge images with A1111's API",
+            description="As `extra-single-image`, one after the other.",
+            body=extras.ExtraBatchImages,
+            fields=extras.EXTRAS_FIELDS,
+            example={"imageList": [{"data": EXAMPLE_FILE, "name": "a.png"}], "upscaler_1": "Lanczos"},
+            response=extras.ExtraBatchImagesResponse,
         ),
         operation(
             method="POST",
@@ -155,6 +179,17 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             for path, (handler, description) in lists.items()
         ),
     ]
+
+
+def _describe_extras(schemas: dict[str, JsonObject], _: Served) -> None:
+    """Add bounds to the fields of the extras, and which are required."""
+    for body, name in ((extras.ExtraSingleImage, "image"), (extras.ExtraBatchImages, "imageList")):
+        schema = schemas[body.__name__]
+        schema["properties"]["upscaling_crop"]["anyOf"].insert(1, _BOOLEANS)
+        for field, allowed in extras.EXTRAS_LIMITS.items():
+            add_bounds(schema["properties"][field], allowed)
+        schema["properties"][name]["anyOf"] = schema["properties"][name]["anyOf"][:1]
+        schema["required"] = [name]
 
 
 def _describe(schemas: dict[str, JsonObject], served: Served) -> None:

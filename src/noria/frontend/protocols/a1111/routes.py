@@ -30,6 +30,7 @@ from noria.frontend.protocols.a1111.bodies import (
     clip_skip_of,
     drop_off_values,
     error_in_a1111_terms,
+    file_format_of,
     find_model_name,
     has_clip_skip,
     ignored_by_model,
@@ -47,6 +48,7 @@ from noria.frontend.protocols.a1111.controlnet import (
     settings_of,
 )
 from noria.frontend.protocols.a1111.controlnet_routes import ControlNetRoutes
+from noria.frontend.protocols.a1111.extras import ExtrasRoutes
 from noria.frontend.protocols.a1111.hires import check_hires, second_pass_of
 from noria.frontend.protocols.a1111.ignored import header_of, ignored_tokens
 from noria.frontend.protocols.a1111.init_images import files_of_image_body, has_references
@@ -61,13 +63,13 @@ from noria.images.a1111_metadata import to_infotext
 from noria.images.a1111_names import KARRAS, UPSCALERS, a1111_name, samplers_and_types
 from noria.images.metadata import metadata_for
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.request import ImageFormat
 
 Txt2ImgT = TypeVar("Txt2ImgT", bound=Txt2Img)
 
 # Clients request these lists when they connect; a server without the features returns them like this. SillyTavern
 # requests all of them.
 _LISTS: Mapping[str, list[Any]] = {
-    "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}],
     "latent-upscale-modes": [{"name": name} for name in UPSCALERS],
     "sd-vae": [],
 }
@@ -129,6 +131,9 @@ class A1111Routes:
         self._tasks = A1111Tasks(generation_service)
         self._settings: dict[str | None, dict[str, Any]] = {}  # by the API key's name
         self.controlnets = ControlNetRoutes(generation_service.folders, self._selected_model)
+        self.extras = ExtrasRoutes(
+            generation_service, body_reader, self._tasks, self._selected_model, self._selected_format
+        )
 
     async def txt2img(self, http: Request) -> Response:
         """Generate images; returns them in base64."""
@@ -150,7 +155,7 @@ class A1111Routes:
         except (InvalidField, UnreadableImage, BodyTooLarge) as error:  # may come from an engine, too
             raise error_in_a1111_terms(error) from None
         send_images = body.send_images is not False
-        files = await self._generation_service.files_as_base64(result) if send_images else []
+        files = await self._generation_service.as_base64(result.files) if send_images else []
         settings = self._settings_of(http) | own_settings(body)
         assert isinstance(admitted.spec, DiffusionModelSpec), admitted.spec
         ignored += ignored_by_model(admitted.request.payload, settings, admitted.spec)
@@ -168,7 +173,7 @@ class A1111Routes:
             images = [*(body.init_images or ()), body.mask] if isinstance(body, Img2Img) else []
             check_body(sent, problems, has_image=isinstance(body, Img2Img))
             if not isinstance(body, Img2Img):
-                check_hires(body, sent, problems)
+                body = check_hires(body, sent, problems)
             fields = problems.attempt(functools.partial(fields_of, sent), UnitFields())
             if not problems.are_there:
                 self._body_reader.check_length(raw, *images, *images_in(sent))
@@ -205,8 +210,10 @@ class A1111Routes:
         settings = self._settings_of(http) | own_settings(body)
         model = self._model_name(settings)
         second_pass = None
-        if spec is not None and not isinstance(body, Img2Img):
-            second_pass = second_pass_of(body, spec, limits(spec, self._generation_service.config), problems)
+        if spec is not None and body.enable_hr and not isinstance(body, Img2Img):
+            allowed, folders = limits(spec, self._generation_service.config), self._generation_service.folders
+            # In a thread: it reads folders.
+            second_pass = await asyncio.to_thread(second_pass_of, body, spec, allowed, folders.upscalers, problems)
         image_body = as_image_body(
             body, settings, spec, model, fields.controls, problems, second_pass, has_start_image=has_start_image
         )
@@ -311,6 +318,9 @@ class A1111Routes:
 
     def _samplers_and_types(self, http: Request) -> tuple[list[str], list[str]]:
         return samplers_and_types(self._selected_model(http).schedulers)
+
+    def _selected_format(self, http: Request) -> ImageFormat:
+        return file_format_of(self._settings_of(http))
 
     def _selected_model(self, http: Request) -> DiffusionModelSpec:
         model = self._model_name(self._settings_of(http))

@@ -226,7 +226,7 @@ async def respond(
         frames = _EventFrames(generation_service, admitted, event_prefix)
         return await stream_generation(http, generation_service, admitted, frames)
     result = await generation_service.generate(admitted)
-    b64_files = await generation_service.files_as_base64(result)
+    b64_files = await generation_service.as_base64(result.files)
     return json_response(_generations_response(result, http.state.request_id, b64_files), headers=result.headers)
 
 
@@ -273,7 +273,7 @@ class _EventFrames:
             case PreviewImage():
                 return [await self._partial(update)]
             case GenerationResult():
-                b64_files = await self._generation_service.files_as_base64(update)
+                b64_files = await self._generation_service.as_base64(update.files)
                 return [self._completed(update, *each) for each in zip(update.images, b64_files, strict=True)]
         return []
 

@@ -111,7 +111,7 @@ class ImageRoutes:
         if admitted.body.n == 1 and not _wants_json(http.headers.get("accept", "")):
             return Response(result.files[0], media_type=f"image/{admitted.file_format}", headers=result.headers)
         response = images_response(
-            result, http.state.request_id, await self._generation_service.files_as_base64(result)
+            result, http.state.request_id, await self._generation_service.as_base64(result.files)
         )
         return json_response(response, headers=result.headers)
 
@@ -143,7 +143,7 @@ class ImageRoutes:
                 preview_event = PreviewEvent(update.index, update.step, admitted.file_format, *size, b64_file)
                 return [sse.serialize_event("preview", preview_event)]
             case GenerationResult():
-                b64_files = await self._generation_service.files_as_base64(update)
+                b64_files = await self._generation_service.as_base64(update.files)
                 return [
                     sse.serialize_event("finished", images_response(update, admitted.request.request_id, b64_files))
                 ]

@@ -296,7 +296,7 @@ class GenerationService:
             result = await submit(request, on_update=on_update, data=task.data)
             generated = time.perf_counter()
             target = self.submission.versions.target_of(task.spec, versions)
-            wanted = self._statistics.wanted(model)
+            wanted = () if request.payload.upscaling else self._statistics.wanted(model)
             write = functools.partial(_write_files, task, target, wanted)
             shown = [image for image in result.images if not image.is_refused]
             files, values = await self._write(task, shown, write)
@@ -347,6 +347,8 @@ class GenerationService:
         async def prepare(spec: ModelSpec) -> ImageRequest:
             assert isinstance(spec, DiffusionModelSpec), "versions of an endpoint are of one kind"
             payload = admitted.request.payload
+            if payload.upscaling is not None:
+                return msgspec.structs.replace(admitted.request, model_version=spec.fingerprint)
             body = msgspec.structs.replace(admitted.body, seed=payload.seed, stream=False, partial_images=0)
             if admitted.data is not None:  # pixels of this size
                 body = msgspec.structs.replace(body, width=payload.width, height=payload.height)
@@ -370,9 +372,9 @@ class GenerationService:
         reserved_s = min(self._postprocess_s, 0.2 * request.deadline_s)
         return msgspec.structs.replace(request, deadline_s=request.deadline_s - reserved_s)
 
-    async def files_as_base64(self, result: GenerationResult) -> list[str]:
-        """Return the result's files in base64."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, result.files)
+    async def as_base64(self, files: Sequence[bytes]) -> list[str]:
+        """Return files, such as those of a result, in base64."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, files)
 
 
 def _write_files(task: ImageTask, target: Target | None, wanted: Container[str], images: Sequence[RawImage]) -> Written:

@@ -77,6 +77,8 @@ class AdmittedRequest(ImageTask):
             parts.append(f"refiner from {body.refiner.start:g}")
         if (second := payload.second_pass) is not None:
             parts.append(f"second pass of {second.width}x{second.height}, {second.inference_steps} steps")
+        if payload.upscaling is not None:
+            parts.append("enlarged to {}x{}".format(*payload.result_px))
         return ", ".join(parts)
 
 

@@ -17,6 +17,9 @@ from noria.protocol.diffusion import (
 )
 from noria.protocol.request import ControlField, IpAdapterField
 
+SizePx = tuple[int, int]
+"""Width and height."""
+
 MAX_CONTROLS = 4  # controls of a request: each costs half a UNet
 MAX_REFERENCES = 4  # reference images of a request, for any model: each costs about as much as the image
 MAX_CONTROL_SCALE = 2.0  # A1111's, also of IP-Adapters
@@ -43,6 +46,23 @@ def default_size(
     if (first := images.start or next(iter(images.controls), None)) is not None:
         return fitting_size((first.width_px, first.height_px), spec)
     return fitting_size((references[0].width, references[0].height), spec) if references else None
+
+
+def own_size(start: StartImageFacts | None, size_px: tuple[int, int], spec: DiffusionModelSpec) -> SizePx | None:
+    """Return width and height of a start image whose latents are to get `size_px`; None: it has this size.
+
+    Sides are rounded down to a multiple. Raises InvalidField: they are beyond the model's bounds.
+    """
+    if start is None or not start.resizes_latents:
+        return None
+    width, height = (side // spec.multiple_px * spec.multiple_px for side in (start.width_px, start.height_px))
+    if not spec.min_side_px <= min(width, height) <= max(width, height) <= spec.max_side_px:
+        raise InvalidField(
+            f"image has {start.width_px} × {start.height_px} pixels; to resize its latents allowed are sides of "
+            f"{spec.min_side_px} to {spec.max_side_px}. Let its pixels be resized instead.",
+            field="image",
+        )
+    return None if (width, height) == size_px else (width, height)
 
 
 def check_needed_images(spec: DiffusionModelSpec, start_image: StartImageFacts | None) -> None:

@@ -21,6 +21,7 @@ from noria.frontend.services.images.request_images import (
     check_references,
     check_strength,
     default_size,
+    own_size,
 )
 from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
@@ -184,12 +185,15 @@ def validate(
         deadline_s=None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000,
         stream_progress=body.stream,
     )
+    size_px = request.payload.width, request.payload.height
+    start_px = attempt(lambda: own_size(start_image, size_px, spec), None)
     if request.payload.second_pass is not None:
         has_images = start_image is not None or bool(body.controls or references or ip_adapter)
         attempt(lambda: check_second_pass(request.payload, spec, has_images=has_images), None)
     calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
     problems.raise_all()
-    return msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, calls=calls))
+    payload = msgspec.structs.replace(request.payload, calls=calls, start_px=start_px)
+    return msgspec.structs.replace(request, payload=payload)
 
 
 def _check_prompt(

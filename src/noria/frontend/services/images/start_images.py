@@ -84,7 +84,8 @@ class StartImages:
         """Return what `RequestImages.pixels` does for a request. Raises UnreadableImage and InvalidField."""
         payload = request.payload
         ip_adapter_px = 0 if payload.ip_adapter is None else payload.ip_adapter.image_px
-        return await self._threads.run(client, images.pixels, payload.width, payload.height, spec, ip_adapter_px)
+        sizes_px = payload.width, payload.height, spec, payload.start_px, ip_adapter_px
+        return await self._threads.run(client, images.pixels, *sizes_px)
 
     async def paste(
         self, client: str, start: StartImage, image: RawImage, write: Callable[[Sequence[RawImage]], T]
