@@ -104,7 +104,7 @@ def frame(request):
     if payload.ip_adapter is None:
         return None
     images = RequestImages(ImageFiles(ip_adapter=file_of(image_of(request))))
-    return memoryview(images.pixels(payload.width, payload.height, None, payload.ip_adapter.image_px))
+    return memoryview(images.pixels(payload.width, payload.height, None, ip_adapter_px=payload.ip_adapter.image_px))
 
 
 def generate_all(executor, requests, arrivals=None):
@@ -283,10 +283,10 @@ def test_an_image_is_prepared_as_by_diffusers(size):
     image = photo(size)
     processor = transformers.CLIPImageProcessor(size=32, crop_size=32)
     expected = processor(image, return_tensors="np", do_rescale=False, do_normalize=False)["pixel_values"][0]
-    data = RequestImages(ImageFiles(ip_adapter=file_of(image))).pixels(64, 64, None, 32)
+    data = RequestImages(ImageFiles(ip_adapter=file_of(image))).pixels(64, 64, None, ip_adapter_px=32)
     assert np.array_equal(np.frombuffer(data, np.uint8).reshape(32, 32, 3), np.moveaxis(np.asarray(expected), 0, -1))
 
 
 def test_a_transparent_image_is_over_white():
     image = PIL.Image.new("RGBA", (40, 40), (0, 0, 0, 0))
-    assert RequestImages(ImageFiles(ip_adapter=file_of(image))).pixels(64, 64, None, 32) == b"\xff" * 3072
+    assert RequestImages(ImageFiles(ip_adapter=file_of(image))).pixels(64, 64, None, ip_adapter_px=32) == b"\xff" * 3072

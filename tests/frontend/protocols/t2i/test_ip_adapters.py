@@ -61,7 +61,7 @@ def adapter(config, spec):
     return IpAdapter(NAME, 0.6, digest, hashlib.sha256(PHOTO).hexdigest()[:12], 32)
 
 
-PIXELS = RequestImages(ImageFiles(ip_adapter=PHOTO)).pixels(64, 64, FAKE_MODEL, 32)
+PIXELS = RequestImages(ImageFiles(ip_adapter=PHOTO)).pixels(64, 64, FAKE_MODEL, ip_adapter_px=32)
 
 
 def unit(**changes):
