@@ -81,26 +81,6 @@ def ended(captured_log_fields):
         yield lambda job_id: wait_until(lambda: any(line["request_id"] == job_id for line in lines()))
 
 
-def test_a_requeued_job_is_counted_when_it_ends(client, engine, captured_log_fields, ended):
-    engine.failure = {"code": "queue_full", "message": "full", "retry_after_s": 0.1}
-    with captured_log_fields("noria.jobs") as lines, counting(client) as found:
-        job_id = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
-        wait_until(lambda: [line.get("event") for line in lines()].count("job_requeued") >= 2)
-        engine.failure = None
-        ended(job_id)
-    assert found == {("requests", "tiny", "ok"): 1}
-
-
-def test_a_job_cancelled_before_it_starts_is_counted_once(client, engine):
-    engine.set_state("dead")
-    wait_until(lambda: client.get("/readyz").status_code == 503)
-    with counting(client) as found:
-        job_id = client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
-        for _ in range(2):
-            client.delete(f"/v1/jobs/{job_id}")
-    assert found == {("requests", "tiny", "cancelled"): 1}
-
-
 def test_a_rejected_job_is_counted_as_rejected(client, ended):
     headers = {"Idempotency-Key": "the-same"}
     with counting(client) as found:
