@@ -228,6 +228,15 @@ def test_without_thumbnails_none_are_requested_from_the_engine(start_server, opt
     assert {request.with_thumbnails for request in engine.view_requests} == {False}
 
 
+def test_subscriber_without_thumbnails_gets_none_beside_one_with_thumbnails(start_server):
+    url, engine, _ = start_server()
+    engine.make_view = ViewMaker()
+    with subscribed(url) as with_thumbnails, subscribed(url, "?thumbnails=false") as plain:
+        assert "sprite_sheet" in with_thumbnails.next_view()
+        for _ in range(3):
+            assert "sprite_sheet" not in plain.next_view()
+
+
 def test_without_subscribers_no_view_is_requested(start_server):
     url, engine, _ = start_server()
     engine.make_view = ViewMaker(num_iterations=3)
@@ -459,6 +468,18 @@ def test_disconnected_client_frees_its_stream(start_server, monkeypatch, leaves)
             case "without a word":
                 vanish(last)
         wait_until(lambda: httpx.head(f"{url}/v1/live", verify=False, timeout=60).status_code == 200)
+
+
+def test_with_api_keys_each_key_is_a_client_from_any_address(start_server, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text("".join(f'[[key]]\nname = "{name}"\nsha256 = "{key_digest(name.encode())}"\n' for name in "ab"))
+    url, _, _ = start_server(api_keys_file=str(keys))
+    with contextlib.ExitStack() as stack:
+        use_all_streams(stack, url, headers={"X-Api-Key": "a"})
+        error, _ = rejected_subscription(url, address="127.0.0.2", headers={"X-Api-Key": "a"})
+        assert "the key 'a' has" in error["message"]
+        with subscribed(url, headers={"X-Api-Key": "b"}) as stream:
+            assert stream.next()[0] == "engines"
 
 
 def test_many_short_connections_leave_no_subscriber(start_server):
