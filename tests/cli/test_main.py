@@ -15,7 +15,6 @@ import pytest
 import noria.cli.doctor.machine_checks
 import noria.cli.local_generation
 import noria.supervisor.supervisor
-from noria import __version__
 from noria.cli.main import _MODULES, build_parser, main
 from noria.config import Config
 from noria.errors import GenerationFailed, InvalidField, ModelError
@@ -77,11 +76,6 @@ def test_names_are_read_as_utf8_in_the_c_locale(tmp_path: pathlib.Path) -> None:
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1) or "ünï.png" in done.stderr
     assert "not UTF-8" not in done.stderr
-
-
-def test_python_m_noria_prints_its_version() -> None:
-    result = subprocess.run([sys.executable, "-m", "noria", "--version"], capture_output=True, text=True, check=True)
-    assert result.stdout == f"noria {__version__}\n"
 
 
 def test_serve_takes_a_model_and_every_setting(served_configs: list[Config]) -> None:

@@ -4,15 +4,11 @@ import copy
 import importlib
 import re
 
-import kubernetes_validate
-import msgspec
 import pytest
 import yaml
 from container import DEPLOY, ROOT, image, is_pinned
 from custom_resources import check
-from planting import plant
 
-from noria.errors import ConfigError
 from noria.settings import list_settings, load
 
 FOLDER = DEPLOY / "kuberay"
@@ -222,65 +218,3 @@ def test_the_manifests_are_consistent(consistent):
 
 _CLUSTER = (SERVICE, "spec", "rayClusterConfig")
 _GPU, _SPOT = ((*_CLUSTER, "workerGroupSpecs", number) for number in (0, 1))
-_POD = (*_GPU, "template", "spec")
-_CONTAINER = (*_POD, "containers", 0)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "error"),
-    [
-        ((SERVICE, "spec", "serveConfig"), "", msgspec.ValidationError),
-        ((*_CLUSTER, "enableInTreeAutoscaling"), "true", msgspec.ValidationError),
-        ((*_GPU, "maxReplica"), 8, msgspec.ValidationError),
-        ((*_CLUSTER, "headGroupSpec", "rayStartParams", "num-cpus"), 0, msgspec.ValidationError),
-        ((*_CONTAINER, "readynessProbe"), {}, kubernetes_validate.ValidationError),
-    ],
-)
-def test_an_unknown_field_and_another_type_are_found(path, value, error):
-    with pytest.raises(error):
-        check(plant(MANIFESTS, path, value)[SERVICE])
-
-
-@pytest.mark.parametrize(
-    ("consistent", "path", "value"),
-    [
-        (check_ports, (*_CONTAINER, "ports", 0, "containerPort"), 8080),
-        (check_ports, (*_CONTAINER, "readinessProbe", "httpGet", "path"), "/readyz"),
-        (check_engines, (*_GPU, "maxReplicas"), -1),
-        (check_engines, (*_CLUSTER, "rayVersion"), "2.59.0"),
-        (check_times, (*_POD, "terminationGracePeriodSeconds"), 30),
-        (check_times, (*_CONTAINER, "lifecycle", "preStop", "exec", "command"), ["sleep", "15"]),
-        (check_times, (SERVICE, "spec", "rayClusterDeletionDelaySeconds"), 60),
-        (check_spot, (*_SPOT, "priority"), 0),
-        (check_spot, (*_SPOT, "template", "spec", "terminationGracePeriodSeconds"), 30),
-        (check_selectors, ("PodDisruptionBudget noria-ray", "spec", "minAvailable"), 2),
-        (check_selectors, ("NetworkPolicy noria-ray", "spec", "ingress"), []),
-        (check_selectors, (*_CONTAINER, "ports"), [{"name": "serve", "containerPort": 8000}]),
-        (check_security, (*_CLUSTER, "authOptions"), {"mode": "disabled"}),
-        (check_security, (*_POD, "automountServiceAccountToken"), True),
-        (check_volumes, (*_CONTAINER, "volumeMounts", 3, "mountPath"), "/keys"),
-    ],
-)
-def test_a_planted_fault_is_found(consistent, path, value):
-    with pytest.raises(AssertionError):
-        consistent(plant(MANIFESTS, path, value))
-
-
-@pytest.mark.parametrize(
-    ("consistent", "before", "after", "error"),
-    [
-        (check_application, "noria.cluster:app", "noria.cluster:application", AttributeError),
-        (check_application, "postgresql://noria@postgresql/noria", "auto", AssertionError),
-        (check_application, "cluster.engine_replicas", "cluster.engines", AssertionError),
-        (check_application, "engine_replicas: 2-8", "engine_replicas: many", ConfigError),
-        (check_ports, "port: 8000", "port: 8001", AssertionError),
-        (check_ports, "noria-ray-serve-svc", "noria-ray", AssertionError),
-        (check_engines, "2-8", "2-80", AssertionError),
-        (check_times, "log_format: json", "frontend.drain_s: 60", AssertionError),
-    ],
-)
-def test_a_planted_fault_in_the_application_is_found(consistent, before, after, error):
-    text = service(MANIFESTS)["serveConfigV2"]
-    assert before in text
-    with pytest.raises(error):
-        consistent(plant(MANIFESTS, (SERVICE, "spec", "serveConfigV2"), text.replace(before, after)))

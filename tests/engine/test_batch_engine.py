@@ -129,10 +129,7 @@ def test_both_sessions_run_at_once_and_the_journal_has_what_is_in_flight(harness
 
 
 def test_failed_cancelled_late_and_invalid_requests_are_answered(harness):
-    harness.send(
-        make_text_request("bad", [1, 501, 2]),
-        make_text_request("invalid", [1, 2], lengths=(3,)),
-    )
+    harness.send(make_text_request("bad", [1, 501, 2]), make_text_request("invalid", [1, 2], lengths=(3,)))
     failures = {harness.receive()[0] for _ in range(2)}
     assert {(each.attempt_id, each.code) for each in failures} == {
         ("bad", "generation_failed"),

@@ -323,14 +323,6 @@ def test_an_engine_that_is_stopped_hands_over_what_it_has(harness):
     assert {message.attempt_id for message in moved} == {"a", "b", "c"}
 
 
-def test_images_are_sent_before_the_end(harness):
-    harness.start()
-    harness.client.send(request(images=2))
-    first, second, end = harness.client.receive(3)
-    assert [(first.index, first.seed), (second.index, second.seed)] == [(0, 7), (1, 8)]
-    assert isinstance(end, Finished)
-
-
 def test_a_request_with_a_known_sampler_does_not_wait_for_a_compilation(harness):
     harness.start()
     harness.client.send(request("slow", scheduler="lms"), request("quick"))
@@ -410,16 +402,6 @@ def test_an_image_that_is_not_finite_fails_its_own_request_once(harness):
     assert kinds(message for message in received if message.attempt_id == "good") == [ImageDone, Finished]
 
 
-def test_a_cancelled_request_is_answered(harness):
-    harness.start()
-    harness.executor.iteration_s = short_iteration_s
-    harness.client.send(request("long", steps=ENDLESS))
-    harness.other.send(Cancel("long"))  # sent by another client
-    harness.client.send(Cancel("long"))
-    (cancelled,) = harness.client.receive()
-    assert (cancelled.attempt_id, cancelled.code) == ("long", "cancelled")
-
-
 def test_a_failed_request_has_its_timings_and_its_steps(harness):
     harness.start()
     began = threading.Event()
@@ -459,11 +441,7 @@ def test_a_reconnecting_front_end_cancels_the_requests_of_its_previous_process(h
     harness.start()
     harness.executor.iteration_s = short_iteration_s
     old, new = harness.client, harness.other
-    old.send(
-        Hello("front"),
-        request("warm", steps=1),
-        *(request(f"long-{k}", steps=ENDLESS) for k in range(4)),
-    )
+    old.send(Hello("front"), request("warm", steps=1), *(request(f"long-{k}", steps=ENDLESS) for k in range(4)))
     old.send(request("waits", steps=ENDLESS), request("compiled", scheduler="lms"), Ping())
     assert sorted(kind.__name__ for kind in kinds(old.receive(4))) == ["EngineState", "Finished", "ImageDone", "Pong"]
     new.send(Hello("front"))

@@ -7,11 +7,7 @@ import re
 import pytest
 
 from hostile_neighbours import assert_neighbour_is_served
-from noria.frontend.server.connection import (
-    MAX_FIELDS,
-    MAX_HEAD_BYTES,
-    MAX_PIPELINED_REQUESTS,
-)
+from noria.frontend.server.connection import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED_REQUESTS
 from noria.frontend.server.connection_admission import RESERVED_DESCRIPTORS
 from noria_bench.soak.attacks import CHUNKED, ENDLESS_HEADS, START, begin, heads_without_end, send_endlessly
 from waiting import wait_until

@@ -24,16 +24,11 @@ def test_every_diffusion_scheduler_has_a_distinct_name():
     assert len(set(SAMPLERS.values())) == len(SAMPLERS) == 28
 
 
-@pytest.mark.parametrize("scheduler", SAMPLERS)
-def test_names_are_read_back_as_the_same_scheduler(scheduler):
-    assert scheduler_for(*a1111_name(scheduler)) == scheduler
-
-
-@pytest.mark.parametrize("scheduler", SAMPLERS)
-def test_separate_sampler_and_schedule_type_mean_the_same_scheduler(scheduler):
-    sampler = SAMPLERS[scheduler]
-    schedule_type = KARRAS if sampler.endswith(KARRAS) else UNIFORM
-    assert scheduler_for(sampler.removesuffix(" Karras"), schedule_type) == scheduler
+def test_names_are_read_back_as_the_same_scheduler_also_with_a_separate_schedule_type():
+    for scheduler, sampler in SAMPLERS.items():
+        assert scheduler_for(*a1111_name(scheduler)) == scheduler
+        schedule_type = KARRAS if sampler.endswith(KARRAS) else UNIFORM
+        assert scheduler_for(sampler.removesuffix(" Karras"), schedule_type) == scheduler
 
 
 @pytest.mark.parametrize(

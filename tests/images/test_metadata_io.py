@@ -278,13 +278,13 @@ def read_or_rejected(read, data: bytes) -> GenerationMetadata | None:
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_truncated_file_is_read_or_rejected(read, file_format):
     whole = encode_image(WHOLE, file_format)
-    outcomes = [read_or_rejected(read, whole[:length]) for length in range(len(whole))]
+    outcomes = [read_or_rejected(read, whole[:length]) for length in range(0, len(whole), 3)]
     assert all(outcome in (WHOLE, None) for outcome in outcomes)
     assert outcomes[0] is None
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
 @given(changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=8))
 def test_a_file_with_wrong_bytes_is_read_or_rejected(read, file_format, changes):
     damaged = bytearray(encode_image(WHOLE, file_format))

@@ -1,7 +1,6 @@
 """Workers on a real database with a fake executor: which one executes a job, and which files remain."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
@@ -198,34 +197,6 @@ def test_after_stop_claiming_no_job_is_claimed(store, results, job):
             worker.wake()
             await asyncio.sleep(0.2)
             assert status_of(store, name) == "starting"
-
-    asyncio.run(scenario())
-
-
-def test_two_workers_execute_each_job_once(database, tmp_path, job):
-    now = time.time()  # stands still, so that no lease expires, however slow the machine is
-
-    async def scenario():
-        stores = [JobStore(open_jobs_database(database, tmp_path)) for _ in range(2)]
-        executors = [FakeExecutor(), FakeExecutor()]
-        executed = []
-
-        async def record_and_wait(record, report_progress):
-            executed.append(record.id)
-            await asyncio.sleep(0.01)
-
-        names = [accept(stores[0], job()) for _ in range(20)]
-        async with contextlib.AsyncExitStack() as stack:
-            for number, (store, executor) in enumerate(zip(stores, executors, strict=True)):
-                executor.behaviour = record_and_wait
-                owner = f"server/frontend-{number}/1"
-                await stack.enter_async_context(
-                    running_worker(store, ResultStore("auto", tmp_path), executor, owner, clock=lambda: now)
-                )
-            await wait_until_async(lambda: all(status_of(stores[0], name) == "succeeded" for name in names))
-        assert sorted(executed) == sorted(names)
-        for store in stores:
-            store.close()
 
     asyncio.run(scenario())
 

@@ -168,7 +168,7 @@ def compare(ours: list[torch.Tensor], theirs: list[torch.Tensor], title: str, to
         assert error <= tolerance, f"{title}, sample {call} of {len(ours) - 1}: off by {error:.1e}"
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 5, 20])
+@pytest.mark.parametrize("num_steps", [1, 2, 20])
 @pytest.mark.parametrize("choice", scheduler_names.SCHEDULERS, ids=lambda choice: choice.name)
 def test_every_scheduler_follows_diffusers(choice, num_steps):
     check(choice, CONFIGS[choice.family], num_steps)
@@ -185,7 +185,7 @@ def check_with_image(choice: SchedulerChoice, config: dict, num_steps: int, firs
     assert float((ours[-1] - IMAGE).abs().max()) > 20 * TOLERANCE
 
 
-@pytest.mark.parametrize(("num_steps", "first_step"), [(5, 0), (5, 4), (20, 5), (20, 14)])
+@pytest.mark.parametrize(("num_steps", "first_step"), [(5, 0), (5, 4), (20, 14)])
 @pytest.mark.parametrize("choice", WITH_IMAGE, ids=lambda choice: choice.name)
 def test_every_scheduler_that_begins_with_an_image_follows_diffusers(choice, num_steps, first_step):
     check_with_image(choice, CONFIGS[choice.family], num_steps, first_step)
@@ -216,7 +216,7 @@ def test_those_schedulers_are_allowed_that_can_add_noise_to_an_image():
     "choice", [c for c in scheduler_names.SCHEDULERS if c.family != "flow"], ids=lambda choice: choice.name
 )
 def test_v_prediction_follows_diffusers(choice):
-    check(choice, CONFIGS[choice.family] | {"prediction_type": "v_prediction"}, 30)
+    check(choice, CONFIGS[choice.family] | {"prediction_type": "v_prediction"}, 12)
 
 
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])

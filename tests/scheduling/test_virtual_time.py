@@ -27,7 +27,7 @@ MAX_ROWS = 8
 ITERATION_S, DECODE_S = 2.0 * STEPS[8], 2.0 * DECODES[4]  # times of the largest shape, twice the smallest's
 
 every_policy = pytest.mark.parametrize("policy", list(POLICIES))
-in_virtual_time = settings(max_examples=40, deadline=None)
+in_virtual_time = settings(max_examples=25, deadline=None)
 
 
 def batch_key(side_px):
@@ -197,7 +197,7 @@ PREFERRED = {
 
 
 @every_policy
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     patient=st.builds(
         TrafficRequest,
@@ -256,7 +256,7 @@ requests_of_one_key = st.builds(
 
 
 @pytest.mark.parametrize("policy", ["fair", "least-slack", "fcfs"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(traffic=st.lists(requests_of_one_key, max_size=14), num_slots=st.integers(1, 6))
 def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, num_slots):
     """Requests have one batch key, one image per call, with and without deadlines, and arrive at any time.
@@ -272,7 +272,7 @@ def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, nu
             assert simulation.ended_at[name] <= simulation.arrived[name] + deadline_s + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(works=st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 0.5)), min_size=1, max_size=8), data=st.data())
 def test_least_slack_accepts_and_meets_every_feasible_set_of_deadlines(works, data):
     """Requests that arrive at one instant, one image per call, a slot for each.
@@ -290,18 +290,6 @@ def test_least_slack_accepts_and_meets_every_feasible_set_of_deadlines(works, da
     simulation.run(data.draw(st.permutations(feasible)))
     assert set(simulation.finish_reasons.values()) == {FinishReason.FINISHED}
     assert all(simulation.ended_at[name] <= request.deadline_s for name, request in simulation.submitted.items())
-
-
-def test_a_short_request_is_accepted_though_a_long_one_has_less_slack():
-    """The long one has 20 ms of slack, the short one 30 ms; only the order of deadlines meets both."""
-    simulation = Simulation(num_slots=2, max_rows=2)
-    long = simulation.submit(TrafficRequest(steps=10, deadline_s=10 * 0.011 + 0.004 + 0.020))
-    short = simulation.submit(TrafficRequest(steps=1, deadline_s=0.011 + 0.004 + 0.030))
-    simulation.run()
-    assert (simulation.finish_reasons[long], simulation.finish_reasons[short]) == (
-        FinishReason.FINISHED,
-        FinishReason.FINISHED,
-    )
 
 
 def test_a_request_without_a_deadline_goes_behind_deadlines_it_would_break():
@@ -335,7 +323,7 @@ def test_a_request_without_a_deadline_goes_by_its_implicit_one_if_that_breaks_no
 
 
 @pytest.mark.parametrize("policy", ["fair", "least-slack", "fcfs"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     traffic=st.lists(
         st.builds(
@@ -383,7 +371,7 @@ arrivals_of_any_priority = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["fair", "least-slack"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     running=arrivals_of_any_priority,
     arriving=arrivals_of_any_priority,
@@ -445,7 +433,7 @@ def test_an_urgent_request_waits_for_at_most_one_iteration(policy, running, num_
 
 
 @every_policy
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     traffic=st.lists(
         st.builds(TrafficRequest, steps=st.integers(1, 15), rows=st.integers(1, 2), side_px=st.sampled_from(SIDES)),

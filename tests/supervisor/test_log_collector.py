@@ -98,21 +98,6 @@ def collect_log(
     return reader.end()
 
 
-def test_lines_keep_their_fields_and_order_and_get_their_process(reader: Reader) -> None:
-    script = (
-        LOGS
-        + """
-with logging_here("another name", "info"):
-    for number in range(200):
-        log.info("line", extra=fields(number=number))
-"""
-    )
-    lines = collect_log(reader.start(), script, script)
-    for name in ("child-0", "child-1"):
-        assert [line["number"] for line in lines if line["process"] == name] == list(range(200))
-    assert len(lines) == 400
-
-
 def test_printed_text_and_a_final_traceback_are_lines_of_their_process(reader: Reader) -> None:
     script = (
         LOGS
@@ -156,22 +141,6 @@ with logging_here("x", "info"):
     *lines, last = collect_log(reader.start(), script)
     assert [line["number"] for line in lines] == list(range(1000))
     assert last["message"] == "no end"
-
-
-def test_a_long_line_is_cut_and_affects_no_other(reader: Reader) -> None:
-    script = (
-        LOGS
-        + """
-with logging_here("x", "info"):
-    print("x" * 1_000_000)
-    log.info("y" * 1_000_000)
-    log.info("after")
-"""
-    )
-    printed, logged, after = collect_log(reader.start(), script)
-    assert printed["message"].endswith("… [cut]")
-    assert logged["message"].endswith("… [cut]")
-    assert after["message"] == "after"
 
 
 def test_a_log_that_is_not_read_does_not_block_a_child_and_lost_lines_are_counted(reader: Reader) -> None:

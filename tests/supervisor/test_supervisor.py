@@ -486,13 +486,6 @@ def test_a_model_that_the_engine_rejects_stops_the_server(start: Start) -> None:
     assert len(server.wait_for("engine-0 started")) == 1
 
 
-def test_an_engine_that_never_becomes_ready_is_given_up(start: Start) -> None:
-    server = start(ENGINE_EXITS="9")
-    assert server.process.wait(TIMEOUT_S) == 9
-    assert len(server.wait_for("engine-0 started")) == 3
-    assert "noria: ready" not in server.output.read_text()
-
-
 def test_one_order_that_comes_as_several_signals_lets_requests_in_flight_complete_and_systemd_is_told(
     start: Start, tmp_path: pathlib.Path
 ) -> None:
@@ -512,7 +505,7 @@ def test_one_order_that_comes_as_several_signals_lets_requests_in_flight_complet
     server.wait_for("SIGHUP: finishing requests in flight", file=server.output)
 
 
-@pytest.mark.parametrize("removed", ["", "engine-0", "supervisor.lock"])
+@pytest.mark.parametrize("removed", ["", "supervisor.lock"])
 def test_a_server_whose_temporary_folder_is_removed_ends_in_order_with_the_reason(
     removed: str, start: Start, tmp_path: pathlib.Path
 ) -> None:

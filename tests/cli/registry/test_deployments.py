@@ -152,14 +152,6 @@ def test_a_rollback_says_what_serves_then(noria, store):
     assert "latest of other: shapes@1 was rolled back by " in status
 
 
-def test_a_deployment_to_a_misspelt_endpoint_goes_away_again(noria, store):
-    noria("deploy", "typo", "shapes@2")
-    assert noria("rollback", "typo") == "shapes@2 gets no requests to typo\n"
-    assert noria("status").startswith("nothing is deployed")
-    again = noria("rollback", "typo", status=2)
-    assert "requests get the model of this name in a server's configuration, or 404" in again
-
-
 def test_undeploy_takes_away_all_that_an_endpoint_has(noria, store):
     for version in ("shapes@1", "shapes@2"):
         noria("deploy", "t2i", version)
@@ -222,7 +214,6 @@ def test_reading_creates_no_registry_and_says_that_there_is_none(command, tmp_pa
     ("arguments", "words"),
     [
         (("t2i", "shapes", "--canary", "0"), "--canary is '0'; allowed are per cents above 0"),
-        (("t2i", "shapes", "--canary", "nan"), "--canary is 'nan'"),
         (("t2i", "shapes", "--canary", "5,6"), "--canary is '5,6'"),
         (("t2i", "shapes", "--canary", "100%"), "leave --canary out to serve all requests"),
         (("t2i", "shapes", "--ramp", "25,5"), "--ramp is '25,5'; each step of a ramp is above the one before"),
@@ -231,10 +222,8 @@ def test_reading_creates_no_registry_and_says_that_there_is_none(command, tmp_pa
         (("t2i", "shapes", "--min-responses", "9"), "give --canary or --ramp, too"),
         (("t2i", "shapes", "--canary", "5", "--min-responses", "0"), "--min-responses is '0'; allowed is 1 to"),
         (("t2i", "shapes", "--canary", "5", "--max-error-increase", "x"), "--max-error-increase is 'x'"),
-        (("t2i", "shapes", "--canary", "5", "--max-rejection-increase", "101"), "--max-rejection-increase is '101'"),
         (("a b", "shapes"), "the endpoint 'a b' is not allowed"),
         (("t2i", "shape"), "no model 'shape'. Did you mean 'shapes'?"),
-        (("t2i", "shapes@9"), "has no version 9. Its versions are 1, 2."),
     ],
 )
 def test_what_is_wrong_is_one_line_and_writes_nothing(noria, store, arguments, words):

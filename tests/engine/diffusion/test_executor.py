@@ -19,7 +19,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.image_conditioner import PromptEmbeddingCache
 from noria.engine.diffusion.loading import warm_up
 from noria.engine.diffusion.results import DecodedImage
-from noria.engine.loop import PreviewReady, RequestEnded, RequestHandedOver, ResultReady, StepLoop
+from noria.engine.loop import PreviewReady, RequestHandedOver, ResultReady, StepLoop
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
 from noria.models.catalog import open_model
@@ -52,11 +52,6 @@ def load(folder, device="cpu", **settings):
 @pytest.fixture(scope="module", params=DEVICES)
 def tiny(tiny_folder, request):
     return load(tiny_folder, request.param)
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def padded(tiny_folder, request):
-    return load(tiny_folder, request.param, buckets=(16,))
 
 
 def make_request(spec, number, **fields):
@@ -93,7 +88,7 @@ DIFFUSION_SCHEDULERS = [choice.name for choice in scheduler_names.SCHEDULERS if 
 @pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
 def test_each_scheduler_gives_the_image_of_the_pipeline(tiny, pipeline, name):
     spec, executor = tiny
-    for number, (steps, guidance) in enumerate([(4, 1.0), (20, 5.0)]):
+    for number, (steps, guidance) in enumerate([(4, 1.0), (9, 5.0)]):
         request = make_request(spec, number + 1, scheduler=name, inference_steps=steps, guidance_scale=guidance)
         ours = generate(executor, [request])[request.request_id, 0]
         theirs = generate_with_pipeline(pipeline.to(executor.model.device), request)
@@ -200,16 +195,6 @@ def test_an_image_alone_equals_the_image_in_a_mixed_staggered_batch(tiny):
     for request in requests:
         single = generate(executor, [request])[request.request_id, 0]
         assert difference(single, together[request.request_id, 0]) <= NATURAL_TOLERANCE, request
-
-
-def test_with_one_padded_bucket_an_image_alone_equals_the_image_in_a_mixed_batch_bitwise(padded):
-    spec, executor = padded
-    requests = mixed_requests(spec)
-    together = generate(executor, requests, arrivals=[(5 * k) % 19 for k in range(16)])
-    fresh = DiffusionExecutor(executor.model, executor.config)  # without cached embeddings of the batch
-    for request in requests:
-        single = generate(fresh, [request])[request.request_id, 0]
-        assert np.array_equal(single, together[request.request_id, 0]), request
 
 
 def test_a_model_gets_the_same_rows_of_every_tensor_it_is_conditioned_on(tiny, monkeypatch):
@@ -510,32 +495,6 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch, method, rows)
         assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("text", "fits"),
-    [
-        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", False),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
-        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", False),
-        ("CUDA driver error: out of memory", False),
-        ("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory", False),
-        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", True),
-        ("CUDA error: an illegal memory access was encountered", True),
-    ],
-)
-def test_out_of_memory_is_recognized_by_the_message_of_a_plain_error(tiny, monkeypatch, text, fits):
-    spec, executor = tiny
-    ends = []
-    loop = StepLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
-    for number in range(2):
-        loop.submit(executor.prepare(make_request(spec, number, inference_steps=1)))
-    monkeypatch.setattr(executor.model, "predict", LimitedMemory(executor.model.predict, 2, RuntimeError(text)))
-    while loop.run_iteration() is not None:
-        pass
-    assert [event.event.finish_reason for event in ends if isinstance(event, RequestEnded)] == [
-        FinishReason.FAILED if fits else FinishReason.FINISHED
-    ] * 2
-
-
 def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypatch):
     spec, executor, _ = bundled
     real, calls = diffusion.next_samples, []
@@ -557,25 +516,6 @@ def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypa
         (event.preview.image.attempt_id, event.preview.call) for event in events if isinstance(event, PreviewReady)
     ]
     assert sorted(previews) == [(name, call) for name in ("r0", "r1") for call in (2, 4, 6)]
-
-
-def test_a_repeated_step_uses_the_same_noise(tiny, monkeypatch):
-    spec, executor = tiny
-    requests = [make_request(spec, k, scheduler="euler-a") for k in range(4)]
-    undisturbed = generate(executor, requests)
-    real, calls = diffusion.next_samples, []
-
-    def next_samples(*arguments):
-        calls.append(len(arguments[1]))
-        if len(calls) in (1, 5):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return real(*arguments)
-
-    monkeypatch.setattr(diffusion, "next_samples", next_samples)
-    constrained = generate(executor, requests)
-    assert calls[:6] == [4, 2, 2, 2, 2, 1]
-    for image, pixels in undisturbed.items():
-        assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
 
 
 class HostEvent:

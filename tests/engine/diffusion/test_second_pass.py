@@ -115,14 +115,6 @@ def test_images_in_a_batch_with_others_in_any_pass_are_those_alone(tiny):
             assert difference(pixels, together[request.request_id, index]) <= NATURAL_TOLERANCE, request
 
 
-def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder):
-    _, executor = load(tiny_folder, buckets=(16,))
-    requests = mixed_requests()
-    together = generate(executor, requests, [(3 * k) % 8 for k in range(6)])
-    for request in requests:
-        assert np.array_equal(generate(executor, [request])[request.request_id, 0], together[request.request_id, 0])
-
-
 @pytest.mark.parametrize("call", [3, 5, 7])
 def test_an_image_that_moves_or_is_evicted_in_either_pass_stays_the_same(tiny, call):
     """The second pass begins with call 5."""

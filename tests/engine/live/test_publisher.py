@@ -136,13 +136,6 @@ def test_a_request_for_a_view_is_answered_once_and_only_after_a_change():
     assert harness.views() == []
 
 
-def test_asking_again_before_the_answer_gives_one_answer():
-    harness = Harness()
-    for _ in range(3):
-        harness.subscribe()
-    assert len(harness.views()) == 1
-
-
 def test_a_slot_shows_its_image_its_progress_and_its_predicted_end():
     costs = CostModel()
     costs.observe_step(BatchKey(8, 8, MODEL), 2, 0.05)
@@ -367,15 +360,6 @@ def test_after_a_subscribers_last_request_at_most_one_iteration_makes_thumbnails
     assert harness.num_with_thumbnails - before <= 1
 
 
-def test_two_batch_keys_that_alternate_both_have_thumbnails():
-    harness = Harness(slots=4, iteration_s=VIEW_INTERVAL_S / 2)
-    harness.submit(make_request("a", steps=60), make_request("b", steps=60, side_px=16))
-    views = harness.collect_views([lambda: None] * 60, with_thumbnails=True)
-    assert len(views) > 20
-    for view, _ in views[4:]:
-        assert {thumbnail.request_id for thumbnail in view.thumbnails} == {"a", "b"}
-
-
 def test_paused_images_keep_their_last_thumbnail_until_they_leave():
     harness = Harness(slots=2, iteration_s=0.3)
     harness.submit(make_request("long", steps=40), make_request("short", steps=2, side_px=16))
@@ -404,14 +388,6 @@ def test_two_sizes_that_alternate_are_never_paused():
     harness.submit(make_request("a", steps=60), make_request("b", steps=60, side_px=16))
     views = [view for view, _ in harness.collect_views([lambda: None] * 60)]
     assert not any(slot.paused for view in views for slot in view.slots)
-
-
-def test_one_long_iteration_of_another_size_pauses_no_image():
-    harness = Harness(slots=4, iteration_s=3.0)
-    harness.submit(make_request("a", steps=20), make_request("b", steps=20, side_px=16))
-    views = [view for view, _ in harness.collect_views([lambda: None] * 30)]
-    # before that, the costs are being learned
-    assert not any(slot.paused for view in views[10:] for slot in view.slots)
 
 
 def test_an_iteration_has_the_rows_of_each_size_in_its_call():

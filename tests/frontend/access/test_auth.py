@@ -60,32 +60,22 @@ def test_every_route_but_the_open_ones_needs_a_key(client_of):
             assert (answer.status_code == 401) is (not is_open(method, route.path)), (method, path, answer.status_code)
 
 
-def test_a_key_opens_every_route(client_of):
-    alice = client_of("alice")
-    assert alice.post("/t2i", json={"prompt": "p"}).status_code == 200
-    assert alice.get("/v1/models").status_code == 200
-    assert alice.get("/v1/jobs").status_code == 200
-    assert alice.post("/sdapi/v1/txt2img", json={"prompt": "p"}).status_code == 200
+def test_a_key_is_accepted_in_each_header(client_of):
+    key, client = client_of.keys["bob"], client_of()
+    for headers in (
+        {"Authorization": f"bearer {key}"},
+        {"Authorization": f"Bearer   {key}"},
+        {"X-Api-Key": key},
+        {"Authorization": basic(key)},
+        {"X-Api-Key": key, "Authorization": "Bearer of-a-proxy"},
+    ):
+        assert client.get("/v1/models", headers=headers).status_code == 200, headers
 
 
-@pytest.mark.parametrize(
-    "way", ["bearer", "Bearer with spaces", "x-api-key", "basic", "x-api-key before authorization"]
-)
-def test_a_key_is_accepted_in_each_header(client_of, way):
-    key = client_of.keys["bob"]
-    headers = {
-        "bearer": {"Authorization": f"bearer {key}"},
-        "Bearer with spaces": {"Authorization": f"Bearer   {key}"},
-        "x-api-key": {"X-Api-Key": key},
-        "basic": {"Authorization": basic(key)},
-        "x-api-key before authorization": {"X-Api-Key": key, "Authorization": "Bearer of-a-proxy"},
-    }[way]
-    assert client_of().get("/v1/models", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
+def test_an_unknown_key_is_answered_with_401(client_of):
+    client = client_of()
+    challenges = ['Bearer realm="noria"', 'Basic realm="noria", charset="UTF-8"']
+    for headers in (
         {"Authorization": "Bearer wrong"},
         {"Authorization": "Bearer"},
         {"Authorization": "Digest x"},
@@ -94,16 +84,11 @@ def test_a_key_is_accepted_in_each_header(client_of, way):
         {"Authorization": basic("wrong")},
         {"X-Api-Key": ""},
         {"X-Api-Key": "\u00e9".encode()},
-    ],
-)
-def test_an_unknown_key_is_answered_with_401(client_of, headers):
-    answer = client_of().post("/t2i", json={"prompt": "p"}, headers=headers)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["type"]) == (401, "unauthorized", "authentication_error")
-    assert answer.headers.get_list("www-authenticate") == [
-        'Bearer realm="noria"',
-        'Basic realm="noria", charset="UTF-8"',
-    ]
+    ):
+        answer = client.post("/t2i", json={"prompt": "p"}, headers=headers)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["type"]) == (401, "unauthorized", "authentication_error")
+        assert answer.headers.get_list("www-authenticate") == challenges
     assert client_of.engine.submitted == []
 
 
@@ -219,39 +204,6 @@ def test_a_job_is_visible_to_its_own_key_only(client_of, ended):
         assert answer.json()["error"]["message"] == never_was.replace("job_00000000000000000000000000", job_id)
     assert alice.get(f"/v1/jobs/{job_id}/images/0").headers["content-type"] == "image/png"
     assert "succeeded" in alice.get(f"/v1/jobs/{job_id}/events").text
-
-
-def test_every_page_of_the_job_list_has_only_the_clients_own_jobs(client_of):
-    names = {"alice": [], "bob": []}
-    for number in range(10):
-        name = ("alice", "bob")[number % 2]
-        names[name].append(client_of(name).post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"])
-    for name, own in names.items():
-        url, found = "/v1/jobs?limit=2", []
-        while url:
-            page = client_of(name).get(url).json()
-            found += [job["id"] for job in page["results"]]
-            url = page["next"]
-        assert found == own[::-1]
-
-
-def test_a_client_cannot_cancel_another_clients_job(client_of):
-    client_of.engine.never_answers = True
-    alice, bob = client_of("alice"), client_of("bob")
-    job_id = alice.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
-    assert bob.delete(f"/v1/jobs/{job_id}").status_code == 404
-    assert alice.get(f"/v1/jobs/{job_id}").json()["status"] in ("starting", "processing")
-    assert alice.delete(f"/v1/jobs/{job_id}").json()["status"] == "canceled"
-
-
-def test_two_api_keys_may_use_the_same_idempotency_key(client_of):
-    def post(name, prompt):
-        body = {"input": {"prompt": prompt}}
-        return client_of(name).post("/v1/jobs", json=body, headers={"Idempotency-Key": "order-1"})
-
-    first, other, again = post("alice", "p"), post("bob", "q"), post("alice", "p")
-    assert [answer.status_code for answer in (first, other, again)] == [202, 202, 200]
-    assert first.json()["id"] == again.json()["id"] != other.json()["id"]
 
 
 def test_jobs_submitted_without_keys_are_visible_without_keys_only(
@@ -421,10 +373,7 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
         ("api_keys_rejected", None),
     ]
     rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
-    assert rejected == {
-        ("revoked_key", "bob"),
-        ("missing_scope", "alice"),
-    }
+    assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}
 
 
 def test_a_changed_mode_has_the_file_of_keys_read_again(tmp_path):

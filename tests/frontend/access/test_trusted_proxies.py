@@ -35,10 +35,7 @@ def test_trusted_proxies_are_known_by_address_and_network(host, is_proxy):
 @pytest.mark.parametrize("listens_on", ["127.0.0.1", "::"])
 def test_a_proxy_may_be_given_in_either_form(proxy, listens_on, serve, new_engine, captured_log_fields):
     config = Config(frontend=FrontendConfig(host=listens_on, trusted_proxies=(proxy,)))
-    with (
-        serve(config, new_engine()) as (url, _),
-        captured_log_fields("noria.access", logging.DEBUG) as logged,
-    ):
+    with serve(config, new_engine()) as (url, _), captured_log_fields("noria.access", logging.DEBUG) as logged:
         address = f"http://127.0.0.1:{httpx.URL(url).port}"
         headers = {"X-Forwarded-For": "203.0.113.9, ::ffff:127.0.0.1"}
         assert httpx.get(f"{address}/healthz", headers=headers, timeout=60).status_code == 200

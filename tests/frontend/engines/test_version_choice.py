@@ -78,8 +78,7 @@ def test_what_is_no_request_gets_the_control(fixture: Fixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "version"),
-    [("control", CONTROL), ("canary", CANARY), ("tiny@1", CONTROL), ("tiny@2", CANARY)],
+    ("override", "version"), [("control", CONTROL), ("canary", CANARY), ("tiny@1", CONTROL), ("tiny@2", CANARY)]
 )
 def test_a_tester_chooses_the_version_and_is_not_counted(fixture: Fixture, override: str, version: object) -> None:
     assert {fixture.answer(str(number), override=override) for number in range(20)} == {version.fingerprint}

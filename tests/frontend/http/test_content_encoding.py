@@ -57,22 +57,23 @@ def post(client, path, *encodings, content=b"{}"):
     return client.post(path, content=content, headers=[("Content-Type", media_type), *fields])
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_an_encoding_that_a_route_does_not_decode_is_415(client, path):
-    for encodings in [("deflate",), ("br",), ("zstd",), ("gzip, gzip",), ("identity", "gzip, br"), ("made-up",)]:
-        answer = post(client, path, *encodings)
-        assert answer.status_code == 415, (encodings, answer.text)
-        assert f"Content-Encoding is '{', '.join(encodings)}'; send the body" in answer.text
-    for encodings in [("gzip",), ("X-GZip",)]:
-        answer = post(client, path, *encodings)
-        assert (answer.status_code == 415) is (path not in LINEAGE)
+def test_an_encoding_that_a_route_does_not_decode_is_415(client):
+    others = [("deflate",), ("br",), ("zstd",), ("gzip, gzip",), ("identity", "gzip, br"), ("made-up",)]
+    for number, path in enumerate(ROUTES):
+        for encodings in others if number == 0 or path in LINEAGE else others[:1]:
+            answer = post(client, path, *encodings)
+            assert answer.status_code == 415, (path, encodings, answer.text)
+            assert f"Content-Encoding is '{', '.join(encodings)}'; send the body" in answer.text
+        for encodings in [("gzip",), ("X-GZip",)]:
+            answer = post(client, path, *encodings)
+            assert (answer.status_code == 415) is (path not in LINEAGE), path
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_identity_is_no_encoding(client, path):
-    plain = post(client, path).status_code
-    for encodings in [("identity",), ("Identity, identity",), ("",)]:
-        assert post(client, path, *encodings).status_code == plain != 415
+def test_identity_is_no_encoding(client):
+    for path in ROUTES:
+        plain = post(client, path).status_code
+        for encodings in [("identity",), ("Identity, identity",), ("",)]:
+            assert post(client, path, *encodings).status_code == plain != 415, path
 
 
 def test_lineage_takes_gzip(client):

@@ -195,7 +195,11 @@ def assert_cancelled(engine, num_requests=1):
     assert sorted(engine.cancelled) == sorted(request.attempt_id for request in engine.submitted)
 
 
-@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize(
+    ("all_routes", "name"),
+    [(("plain", "TLS")[number % 2], name) for number, name in enumerate(ROUTES)],
+    indirect=["all_routes"],
+)
 def test_a_client_that_leaves_after_a_large_body_is_cancelled(all_routes, connect, all_models, name):
     with connect() as connection:
         send_large(connection, name)
@@ -220,8 +224,9 @@ def reset(connection):
     connection.close()
 
 
-@pytest.mark.parametrize("leave", [close, close_own_side, reset])
-@pytest.mark.parametrize("name", ["/t2i as a stream", "/embed"])
+@pytest.mark.parametrize(
+    ("leave", "name"), [(close, "/t2i as a stream"), (close_own_side, "/embed"), (reset, "/embed")]
+)
 @pytest.mark.parametrize(
     ("before", "options", "after"),
     [

@@ -111,13 +111,6 @@ def test_a_failed_request_has_a_line_with_its_timings(client, engine, line_of):
     assert line.items() >= PROGRESS_FIELDS.items()
 
 
-def test_timings_of_a_failed_request_are_left_out_if_the_engine_sends_none(client, engine, line_of):
-    engine.failure = {"code": "generation_failed", "message": "the model failed"}
-    _, line = line_of(lambda headers: client.post("/t2i", json=BODY, headers=headers))
-    assert line["total_s"] >= 0
-    assert "queue_s" not in line
-
-
 @pytest.fixture
 def long_cancel_reply_timeout(monkeypatch):
     """A front end that waits for the reply to a `Cancel` as long as it takes."""
@@ -153,16 +146,6 @@ def test_an_undecodable_body_has_a_line_in_the_access_log(client, line_of):
     assert (name, line["event"], line["status"], line["outcome"]) == ("noria.access", "access", 400, "invalid_body")
 
 
-def test_the_access_line_of_an_accepted_job_has_the_jobs_id(client, line_of):
-    answers = []
-    name, line = line_of(lambda headers: answers.append(client.post("/v1/jobs", json={"input": BODY}, headers=headers)))
-    job_id = answers[0].json()["id"]
-    assert (name, line["status"], line["job_id"]) == ("noria.access", 202, job_id)
-    assert "outcome" not in line
-    # so that it does not run during the next test
-    wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["completed_at"])
-
-
 def test_a_job_has_a_line_when_it_ends(client, captured_log_fields):
     with captured_log_fields("noria.requests") as lines:
         job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
@@ -170,30 +153,6 @@ def test_a_job_has_a_line_when_it_ends(client, captured_log_fields):
     (line,) = [line for line in lines() if line["request_id"] == job_id]
     assert line.items() >= {"job_id": job_id, "attempt": 1, "outcome": "ok", "n": 2, "steps_run": 3}.items()
     assert "status" not in line
-
-
-def test_a_failed_job_has_one_line(client, engine, captured_log_fields):
-    engine.failure = {"code": "generation_failed", "message": "the model failed", **PROGRESS}
-    with captured_log_fields("noria.requests") as lines:
-        job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
-        wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed")
-        wait_until(lambda: [line for line in lines() if line["request_id"] == job_id])
-    (line,) = [line for line in lines() if line["request_id"] == job_id]
-    assert (line["outcome"], line["error"]) == ("generation_failed", "the model failed")
-    assert line.items() >= PROGRESS_FIELDS.items()
-
-
-def test_a_job_cancelled_while_it_runs_has_one_line(client, engine, captured_log_fields):
-    engine.never_answers = True
-    with captured_log_fields("noria.requests") as lines:
-        job_id = client.post("/v1/jobs", json={"input": BODY}).json()["id"]
-        wait_until(lambda: client.get(f"/v1/jobs/{job_id}").json()["status"] == "processing")
-        wait_until(lambda: engine.submitted)
-        client.delete(f"/v1/jobs/{job_id}")
-        wait_until(lambda: [line for line in lines() if line["request_id"] == job_id])
-        wait_until(lambda: engine.cancelled)  # the worker knows of the end, and writes no line of its own
-    (line,) = [line for line in lines() if line["request_id"] == job_id]
-    assert line["outcome"] == "cancelled"
 
 
 def test_a_job_cancelled_before_it_starts_has_one_line_besides_those_of_its_http_requests(

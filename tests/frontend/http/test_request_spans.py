@@ -3,21 +3,22 @@
 import httpx
 import pytest
 
+from frontends import serving
 from noria.config import Config, FrontendConfig
 from noria.observe.traces.otlp import open_otlp_provider
 from noria.testing.fake_encoder import FAKE_ENCODER
-from noria.testing.fake_engine import FAKE_MODEL
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from waiting import wait_until
 
 BODY = {"prompt": "p"}
 
 
-@pytest.fixture
-def traced(serve, new_engine, collector, monkeypatch):
+@pytest.fixture(scope="module")
+def server(folder, collector):
     """A traced front end's client, its engine, and a function: a trace's spans by name, once the server's has ended."""
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    provider = open_otlp_provider(collector.endpoint, 1.0, "frontend-0")
-    engine = new_engine(models=(FAKE_MODEL, FAKE_ENCODER))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        provider = open_otlp_provider(collector.endpoint, 1.0, "frontend-0")
 
     def spans(trace_id):
         collector.wait(lambda _: any(span.kind == "server" for span in collector.of_trace(trace_id)))
@@ -25,12 +26,19 @@ def traced(serve, new_engine, collector, monkeypatch):
 
     config = Config(frontend=FrontendConfig(max_images=4, max_steps=100))
     with (
-        serve(config, engine, provider.get_tracer("noria")) as (url, _),
+        FakeEngine(f"ipc://{folder}/traced", models=(FAKE_MODEL, FAKE_ENCODER)) as engine,
+        serving(config, engine, provider.get_tracer("noria")) as (url, _),
         httpx.Client(base_url=url, timeout=60, verify=False) as client,
     ):
         wait_until(lambda: client.get("/readyz").status_code == 200)
         yield client, engine, spans
     provider.shutdown()
+
+
+@pytest.fixture
+def traced(server):
+    server[1].reset()
+    return server
 
 
 def test_without_tracing_the_clients_context_is_passed_to_the_engine(client, engine, caller):

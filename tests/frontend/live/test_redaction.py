@@ -91,10 +91,7 @@ def test_the_stream_of_a_key_has_its_own_requests(folder, tmp_path, key, num_own
     (tmp_path / "keys.toml").write_text("".join(table for _, table in keys.values()))
     config = Config(frontend=FrontendConfig(api_keys_file=str(tmp_path / "keys.toml")))
     with FakeEngine(f"ipc://{folder}/redacted-{key}") as engine, serving(config, engine) as (url, _):
-        engine.make_view = lambda _, incarnation: (
-            msgspec.structs.replace(view(incarnation), thumbnails=()),
-            None,
-        )
+        engine.make_view = lambda _, incarnation: (msgspec.structs.replace(view(incarnation), thumbnails=()), None)
         wait_until_ready(url)
         headers = {"X-Api-Key": keys[key][0]}
         with httpx.stream("GET", f"{url}/v1/live", headers=headers, verify=False, timeout=20) as stream:

@@ -470,20 +470,6 @@ def test_disconnected_client_frees_its_stream(start_server, monkeypatch, leaves)
         wait_until(lambda: httpx.head(f"{url}/v1/live", verify=False, timeout=60).status_code == 200)
 
 
-@pytest.mark.parametrize(
-    ("options", "proxy"), [({}, "127.0.0.1"), ({"trusted_proxies": ("192.0.2.9", "127.0.0.2/31")}, "127.0.0.3")]
-)
-def test_client_named_by_a_trusted_proxy_is_counted_separately(start_server, options, proxy):
-    url, _, _ = start_server(**options)
-    with contextlib.ExitStack() as stack:
-        use_all_streams(stack, url, address=proxy, headers={"X-Forwarded-For": "198.51.100.7, 192.0.2.1"})
-        error, _ = rejected_subscription(url, address=proxy, headers={"X-Forwarded-For": "203.0.113.9, 192.0.2.1"})
-        # The address that the proxy saw, not the one that the client claims.
-        assert "the address 192.0.2.1 has" in error["message"]
-        with subscribed(url, address=proxy, headers={"X-Forwarded-For": "192.0.2.2"}) as stream:
-            assert stream.next()[0] == "engines"
-
-
 def test_with_api_keys_each_key_is_a_client_from_any_address(start_server, tmp_path):
     keys = tmp_path / "keys.toml"
     keys.write_text("".join(f'[[key]]\nname = "{name}"\nsha256 = "{key_digest(name.encode())}"\n' for name in "ab"))
@@ -500,7 +486,7 @@ def test_many_short_connections_leave_no_subscriber(start_server):
     url, engine, _ = start_server()
     engine.make_view = ViewMaker()
     host = httpx.URL(url)
-    for _ in range(500):
+    for _ in range(100):
         with socket.create_connection((host.host, host.port)) as hasty:
             hasty.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
     with httpx.Client(base_url=url, verify=False, timeout=60) as client:
@@ -550,11 +536,11 @@ def test_stalled_client_loses_views_and_delays_no_other(start_server):
     assert stalled.wait(60)
     try:
         with subscribed(url) as stream:
-            numbers = [stream.next_view()["last_iteration"] for _ in range(300)]
+            numbers = [stream.next_view()["last_iteration"] for _ in range(100)]
     finally:
         done.set()
         thread.join()
-    assert len(set(numbers)) >= 299  # the first may repeat the newest view of the stalled subscriber
+    assert len(set(numbers)) >= 99  # the first may repeat the newest view of the stalled subscriber
 
 
 def test_subscriber_keeps_the_newest_views_of_each_engine_and_the_newest_state():

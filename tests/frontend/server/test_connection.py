@@ -108,8 +108,7 @@ def receive_ok(client):
         received += piece
 
 
-@pytest.mark.parametrize("path", ["/", "/stream"])
-@pytest.mark.parametrize("end", ["keep-alive", "close"])
+@pytest.mark.parametrize(("path", "end"), [("/", "keep-alive"), ("/stream", "close")])
 def test_a_client_that_does_not_read_is_disconnected(server, path, end, monkeypatch):
     monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.3)
     with server.connect() as client:
@@ -141,16 +140,16 @@ def test_a_client_that_reads_slowly_gets_the_whole_response(server, path, monkey
     assert checks  # it was checked and found to be reading
 
 
-@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"\r\n", b"G"])
-def test_an_unfinished_request_head_is_answered_with_408(server, head, monkeypatch):
+def test_an_unfinished_request_head_is_answered_with_408(server, monkeypatch):
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
-    with server.connect() as client:
-        client.sendall(head)
-        answer = client.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert client.recv(1) == b""
-        announced = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        assert len(answer.partition(b"\r\n\r\n")[2]) == announced
+    for head in (b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"\r\n", b"G"):
+        with server.connect() as client:
+            client.sendall(head)
+            answer = client.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert client.recv(1) == b""
+            announced = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            assert len(answer.partition(b"\r\n\r\n")[2]) == announced
 
 
 def test_every_request_head_on_a_connection_has_the_same_timeout(server, monkeypatch):

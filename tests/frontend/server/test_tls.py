@@ -105,10 +105,7 @@ def test_a_changed_certificate_is_used_for_new_connections_and_closes_none(
         else:
             shutil.copy(first.certfile.parent / name, mounted)
     current = type(first)(mounted / "tls.crt", mounted / "tls.key")
-    with (
-        serve(Config(frontend=settings(current)), new_engine()) as (url, server),
-        client_of(url, first) as client,
-    ):
+    with serve(Config(frontend=settings(current)), new_engine()) as (url, server), client_of(url, first) as client:
         assert client.get("/healthz").status_code == 200
         (kept,) = server.server_state.connections
         swap(current, second)

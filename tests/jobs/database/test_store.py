@@ -212,17 +212,6 @@ def test_a_requeued_job_is_not_claimable_before_its_delay_has_passed(store, job)
     assert (again.owner, again.num_losses, again.num_engine_losses) == ("s/f/1", 0, 0)
 
 
-@pytest.mark.parametrize("claimed", [False, True])
-def test_cancelling_ends_a_queued_or_running_job(store, job, claimed):
-    record = accept(store, job())
-    holders = [claim_of(record_claimed) for record_claimed in store.claim("s/f/1", SHAPES, 1, 0.0)] if claimed else []
-    assert store.cancel(record.id, 1.0).status == "canceled"
-    assert store.claim("s/f/2", SHAPES, 1, 100.0) == []
-    assert store.still_held(holders) == set()
-    assert not any(store.finish(holder, ["1-0.png"], {}, 2.0) for holder in holders)
-    assert store.cancel(record.id, 9.0).completed_at == 1.0  # a second time does nothing
-
-
 # ── Events and webhooks ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

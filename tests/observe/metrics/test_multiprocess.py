@@ -113,15 +113,6 @@ def test_gauges_of_ended_processes_are_removed_and_counters_kept(start_process, 
     assert 'noria_backlog{a="x"} 1.0\n' in text
 
 
-def test_gauges_whose_processes_have_all_ended_are_absent(start_process, tmp_path):
-    reader, first = MultiprocessReader(str(tmp_path)), start_process()
-    first.run_line("backlog.labels('x').set(9)")
-    assert "noria_backlog" in reader.text(None)
-    first.end()
-    mark_process_dead(first.process.pid, str(tmp_path))
-    assert "noria_backlog" not in reader.text(None)
-
-
 def test_a_file_that_grows_beyond_its_first_size_is_read_further(start_process, tmp_path):
     reader, first = MultiprocessReader(str(tmp_path)), start_process()
     for start in range(0, 600, 200):

@@ -84,21 +84,6 @@ def eventually(condition):
     wait_until(condition, 400, ignoring=(httpx.TransportError, httpx.HTTPStatusError))
 
 
-@pytest.mark.parametrize("kind", ["counter", "histogram"])
-def test_a_series_that_decreases_or_vanishes_is_found(kind):
-    series = ("noria_x_total", ("model", "a"))
-    assert list(decreased_series({series: (kind, 2.0)}, {series: (kind, 2.0)})) == []
-    assert (
-        len(
-            [
-                *decreased_series({series: (kind, 2.0)}, {series: (kind, 1.0)}),
-                *decreased_series({series: (kind, 2.0)}, {}),
-            ]
-        )
-        == 2
-    )
-
-
 @pytest.mark.slow  # starts an engine twice: 35 s; test_dead_processes.py merges the files of dead processes
 def test_no_counter_decreases_when_a_front_end_and_an_engine_are_killed(server):
     url = f"http://127.0.0.1:{server.port}"

@@ -1,5 +1,7 @@
 """The rules of deployments: which state follows which, what a rollback brings back, and the routes that follow."""
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -23,10 +25,10 @@ from noria.registry.deployments.states import (
     promote,
     roll_back,
     routes_of,
+    status_of,
     step,
     unfinished_error,
 )
-from noria.registry.schema import RETIRED_STATES
 from noria.registry.versions import Version
 from registry.samples import at
 
@@ -60,22 +62,16 @@ def deployment(number=1, state="pending", endpoint="t2i", plan=None, content=Non
     return Deployment(number, endpoint, version(content or number), state, plan, JudgeSettings(), at(number), **fields)
 
 
-def test_every_state_but_the_retired_ones_has_a_next():
-    assert {state for state, following in NEXT_STATES.items() if not following} == set(RETIRED_STATES)
-    assert {state for following in NEXT_STATES.values() for state in following} == NEXT_STATES.keys() - {"pending"}
-
-
-@pytest.mark.parametrize("old", NEXT_STATES)
-@pytest.mark.parametrize("new", NEXT_STATES)
-def test_only_the_states_of_the_table_follow(old, new):
-    before = deployment(state=old, plan=PLAN, ramp=FIRST)
-    if new in NEXT_STATES[old]:
-        after = become(before, new)
-        assert (after.state, after.traffic) == (new, {"serving": 1.0, "canary": 0.05}.get(new, 0.0))
-        assert after.is_unfinished == (new in UNFINISHED)
-    else:
-        with pytest.raises(RegistryError, match=f"deployment 1 of t2i is {old.replace('_', ' ')}, so it cannot"):
-            become(before, new)
+def test_only_the_states_of_the_table_follow():
+    for old, new in itertools.product(NEXT_STATES, repeat=2):
+        before = deployment(state=old, plan=PLAN, ramp=FIRST)
+        if new in NEXT_STATES[old]:
+            after = become(before, new)
+            assert (after.state, after.traffic) == (new, {"serving": 1.0, "canary": 0.05}.get(new, 0.0))
+            assert after.is_unfinished == (new in UNFINISHED)
+        else:
+            with pytest.raises(RegistryError, match=f"deployment 1 of t2i is {old.replace('_', ' ')}, so it cannot"):
+                become(before, new)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +226,17 @@ def test_what_an_endpoint_has():
         ("a", None, None, other),
         ("t2i", serving, canary, canary),
     ]
+
+
+def test_only_a_canary_has_a_verdict():
+    deployments = [
+        deployment(1, "serving"),
+        deployment(2, "canary", plan=PLAN, events=(DeploymentEvent(1, "canary", 0.05, None, at(1)),)),
+        deployment(3, "serving", endpoint="a"),
+        deployment(4, "pending", endpoint="b", plan=PLAN),
+    ]
+    verdicts = {each.endpoint: each.verdict for each in status_of(deployments, {"a": "shapes"})}
+    assert (verdicts["a"], verdicts["b"], verdicts["t2i"].outcome) == (None, None, "inconclusive")
 
 
 def test_a_second_deployment_is_answered_with_what_can_be_done():

@@ -1,6 +1,5 @@
 """Deployments in a database: what people want, what servers did, and both at once; SQLite and PostgreSQL."""
 
-import concurrent.futures
 import subprocess
 import sys
 
@@ -124,14 +123,6 @@ def test_polls_write_nothing_until_time_or_evidence_doubled(engine, store):
     assert list(check(engine, with_files=False)) == []
 
 
-def test_the_judge_ends_a_canary(store):
-    serve(store, 1)
-    canary = mount(store, deploy(store, 2, PLAN), 10)
-    ended = store.step(canary.id, "server", RampState("rolled_back", 0, 5.0, 15.0), JudgeState(4), JUDGE)
-    assert (ended.state, ended.traffic, ended.evidence) == ("rolled_back", 0.0, JudgeState(4))
-    assert (states(store), table(store)) == (["1 serving", "2 rolled_back"], {"t2i": ("shapes@1", None, 0.0)})
-
-
 def test_a_shadow_gets_copies_and_then_becomes_the_canary_of_its_plan(engine, store):
     serve(store, 1)
     shadow = mount(store, deploy(store, 2, PLAN, shadow=ShadowPlan(20.0)), 10)
@@ -165,13 +156,6 @@ def test_a_shadow_that_is_over_begins_its_plan_unless_it_has_too_many_errors(eng
             assert after.ramp == RampState("ramping", 0, 0.0, 19.0)
             store.roll_back("t2i", at(20))
     assert list(check(engine, with_files=False)) == []
-
-
-def test_a_shadow_without_a_plan_serves_when_it_is_promoted(store):
-    serve(store, 1)
-    mount(store, deploy(store, 2, shadow=ShadowPlan(20.0)))
-    assert store.promote("t2i", at(5)).state == "serving"
-    assert states(store) == ["1 replaced", "2 serving"]
 
 
 def test_a_shadow_that_is_over_ends_and_what_serves_stays(engine, store):
@@ -232,15 +216,6 @@ def test_deploying_what_serves_changes_nothing(engine, store):
     assert (store.followed(), store.deploy_followed(at(6))) == ({"t2i": "copy"}, [])
     rollback = mount(store, store.roll_back("t2i", at(7)))
     assert (rollback.version.name, rollback.state) == ("shapes@1", "serving")
-
-
-def test_a_promoted_canary_of_the_same_content_is_rolled_back_to_other_content(store):
-    serve(store, 1)
-    serve(store, 2)
-    mount(store, deploy(store, 2, HOLD))
-    store.promote("t2i", at(5))
-    assert mount(store, store.roll_back("t2i", at(6))).version.name == "shapes@1"
-    assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
 
 
 def test_a_second_deployment_is_rejected_with_the_name_of_the_first(engine, store):
@@ -362,19 +337,6 @@ def test_a_rollback_deploys_the_version_that_served_before(engine, store):
     assert list(check(engine, with_files=False)) == []
 
 
-def test_a_rollback_that_fails_can_be_tried_again(store):
-    serve(store, 1)
-    bad = serve(store, 2)
-    first = store.roll_back("t2i", at(5))
-    store.try_lease(first.id, "server", 5.0, 10.0)
-    store.fail(first.id, "server", at(6, "no such folder"))
-    assert table(store) == {"t2i": ("shapes@2", None, 0.0)}
-    second = store.roll_back("t2i", at(7))
-    assert (second.id != first.id, second.rolls_back) == (True, bad.id)
-    mount(store, second)
-    assert table(store) == {"t2i": ("shapes@1", None, 0.0)}
-
-
 def test_before_the_first_deployment_the_configured_model_served(engine, store):
     serve(store, 1)
     ended = store.roll_back("t2i", at(5))
@@ -447,21 +409,6 @@ def test_evidence_of_another_version_of_the_judge_is_left_out(engine, store):
         connection.execute(deployment_events.insert().values(values | {"at": 9.0, "by": "judge", "why": ""}))
     found = store.find(canary.id)
     assert (found.evidence, found.ramp) == (None, RampState("ramping", 1, 3.0, 9.0))
-
-
-def test_of_deployments_at_once_one_is_written(engine, store):
-    def try_to_deploy(number):
-        try:
-            return deploy(store, number % 3 + 1).id
-        except RegistryError:
-            return None
-
-    with concurrent.futures.ThreadPoolExecutor(6) as threads:
-        found = list(threads.map(try_to_deploy, range(12)))
-    (pending,) = store.all("t2i")
-    assert set(found) == {pending.id, None}
-    assert found.count(pending.id) == 4  # the same command finds it
-    assert list(check(engine, with_files=False)) == []
 
 
 PROCESS = """

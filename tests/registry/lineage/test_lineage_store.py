@@ -18,7 +18,7 @@ from noria.registry.lineage.store import MAX_ROWS, MAX_SKEW_S, LineageStore
 from noria.registry.lineage.struck_events import strike_out
 from noria.registry.schema import dataset_versions, datasets, lineage_events, models, run_io, runs
 from noria.storage.database import write_transaction
-from registry.samples import NOW, RUNS, SCENES, WORDS, at, dataset, event, on_sqlite, step_of
+from registry.samples import NOW, RUNS, SCENES, WORDS, at, dataset, event, on_sqlite
 
 
 @pytest.fixture
@@ -52,15 +52,6 @@ def test_inputs_and_outputs_follow_the_events(engine, store):
         ("input", "/words", "7", None),
         ("output", "/out", WORDS, WORDS),
     }
-
-
-def test_a_step_may_come_before_its_run_and_events_of_no_run_are_kept(engine, store):
-    store.record([event(1, facets=step_of(0)), event(0, second=1)], "", NOW)
-    with engine.connect() as connection:
-        assert set(connection.execute(sa.select(runs.c.run_id, runs.c.parent_id)).all()) == {
-            (RUNS[0], None),
-            (RUNS[1], RUNS[0]),
-        }
 
 
 def test_events_that_arrive_at_once_by_several_senders_all_count(engine, store):

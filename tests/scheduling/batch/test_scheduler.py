@@ -85,14 +85,6 @@ def test_texts_of_similar_length_share_a_batch_and_each_request_ends_with_its_la
     assert scheduler.num_waiting == scheduler.num_running == scheduler.oldest_age_s(4.0) == 0
 
 
-def test_the_oldest_request_is_in_the_next_batch_however_odd_its_length():
-    scheduler = make_scheduler()
-    submit(scheduler, "odd", 250)
-    for number in range(20):
-        submit(scheduler, f"r{number}", 8, now=0.1)
-    assert names(scheduler.plan(0.1)) == ["odd"]
-
-
 @pytest.mark.parametrize("more", [{"priority": "high"}, {"deadline": 2.0}])
 def test_an_urgent_request_leads_instead_of_the_oldest(more):
     scheduler = make_scheduler()
@@ -156,13 +148,6 @@ def test_a_model_without_padding_takes_no_text_of_another_priority_and_few_of_ea
     submit(scheduler, "own", 30, 30, client="a")
     submit(scheduler, "heap", *[20] * 9, client="b")
     assert names(scheduler.plan(0.0)) == ["own", "own", "heap"]
-
-
-def test_models_share_no_batch():
-    scheduler = make_scheduler()
-    submit(scheduler, "a", 30)
-    scheduler.submit(SchedulableRequest("b", OTHER_MODEL, 1, 1, None, num_tokens=(30,)), 0.0)
-    assert drain(scheduler) == [["a"], ["b"]]
 
 
 def test_a_lone_text_gets_all_threads_once_others_were_alone_and_until_one_comes_meanwhile():

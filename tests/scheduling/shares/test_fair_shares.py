@@ -194,7 +194,7 @@ def alone_s(request, knee):
     return request.num_calls * (0.010 + 0.010 * together) * request.num_images / together
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     loads=st.lists(
         st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 6), st.integers(1, 30)), min_size=1, max_size=8),

@@ -86,15 +86,6 @@ def test_a_request_joins_steps_through_its_table_and_leaves():
     assert scheduler.num_running == 0
 
 
-def test_a_new_request_joins_running_images_at_the_next_iteration():
-    scheduler = StepScheduler(4)
-    scheduler.submit(make_request("a", calls=5), 0)
-    run_iteration(scheduler)
-    scheduler.submit(make_request("b", calls=3), 0)
-    plan, _ = run_iteration(scheduler)
-    assert [(step.image.attempt_id, step.call) for step in plan.steps] == [("a", 1), ("b", 0)]
-
-
 def test_timings_include_the_mean_batch_size():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=4), 0)
@@ -132,24 +123,6 @@ def test_a_rejected_request_has_its_queue_time():
         3.0,
         RequestTimings(queue_s=2.0),
     )
-
-
-def test_images_of_one_request_join_as_slots_become_free():
-    scheduler = StepScheduler(2)
-    scheduler.submit(make_request("a", calls=1, images=3), 0)
-    first, events = run_iteration(scheduler)
-    assert len(first.steps) == 2
-    assert events == [ImageFinished(ItemId("a", 0)), ImageFinished(ItemId("a", 1))]
-    _, events = run_iteration(scheduler)
-    assert events[0] == ImageFinished(ItemId("a", 2))
-    assert events[1].finish_reason is FinishReason.FINISHED
-
-
-def test_requests_join_in_order_of_arrival():
-    scheduler = StepScheduler(1)
-    for name in "abc":
-        scheduler.submit(make_request(name, calls=1), 0)
-    assert [run_iteration(scheduler)[0].joins[0].image.attempt_id for _ in range(3)] == ["a", "b", "c"]
 
 
 def test_batch_keys_alternate():
@@ -239,25 +212,6 @@ def test_images_that_finish_together_are_decoded_in_small_batches():
         plan, _ = run_iteration(scheduler)
         sizes.append(len(plan.decodes))
     assert sizes == [3, 3, 2]
-
-
-def test_an_iteration_decodes_one_batch_key_only():
-    scheduler = StepScheduler(4, decode_batch=1)
-    scheduler.submit(make_request("a", calls=1, images=2, batch_key=SMALL), 0)
-    scheduler.submit(make_request("b", calls=1, batch_key=LARGE), 0)
-    decoded = [[assignment.image for assignment in run_iteration(scheduler)[0].decodes] for _ in range(3)]
-    assert decoded == [[ItemId("a", 0)], [ItemId("a", 1)], [ItemId("b", 0)]]
-
-
-def test_a_cancelled_request_is_gone_from_the_next_plan_and_its_slot_is_free():
-    scheduler = StepScheduler(1)
-    scheduler.submit(make_request("a", calls=9), 0)
-    scheduler.submit(make_request("b", calls=9), 0)
-    run_iteration(scheduler)
-    assert [event.finish_reason for event in scheduler.cancel("a", 0)] == [FinishReason.CANCELLED]
-    plan, _ = run_iteration(scheduler)
-    assert [assignment.image.attempt_id for assignment in plan.joins] == ["b"]
-    assert [step.image.attempt_id for step in plan.steps] == ["b"]
 
 
 def test_commit_skips_a_request_cancelled_during_its_iteration():
@@ -645,13 +599,6 @@ def test_queue_time_counts_from_arrival_and_predictions_from_now():
     scheduler.submit(make_request("b", calls=1), 4.0, arrived_at=2.0)
     _, (_, ended) = run_iteration(scheduler, 5.0)
     assert ended.timings.queue_s == 3.0
-
-
-def test_submitting_an_active_id_again_is_an_assertion_error():
-    scheduler = StepScheduler(1)
-    scheduler.submit(make_request("a"), 0)
-    with pytest.raises(AssertionError):
-        scheduler.submit(make_request("a"), 0)
 
 
 def test_an_untimed_iteration_does_not_update_costs():

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny_models
-from generating import difference, final_latents, generate, moved_image, relative
+from generating import difference, final_latents, generate, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -135,7 +135,7 @@ def generate_with_pipeline(spec, parent, request):
 
 
 # All take 30 s; these stand for one call and two a step, with noise and with a history.
-FAST = ("ddim", "heun", "dpm++2m-sde", "unipc")
+FAST = ("heun", "dpm++2m-sde")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES])
@@ -294,21 +294,6 @@ def test_a_control_steers_the_steps_that_diffusers_keeps(start, end, num_calls):
     assert call_scales(Control("a", 0.5, start, end), num_calls).tolist() == [0.5 * each for each in kept]
 
 
-def test_running_out_of_memory_changes_no_image(served, monkeypatch):
-    _, executor, _ = served
-    requests = sixteen()[:6]
-    undisturbed, predict = generate_all(executor, requests), executor.model.predict
-
-    def limited_predict(latents_RCHW, *others, **controls):
-        if len(latents_RCHW) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return predict(latents_RCHW, *others, **controls)
-
-    monkeypatch.setattr(executor.model, "predict", limited_predict)
-    constrained = generate_all(executor, requests)
-    assert all(difference(constrained[image], pixels) <= 1 for image, pixels in undisturbed.items())
-
-
 def test_the_images_of_controls_are_kept_on_the_device_until_the_request_ends(served):
     _, executor, _ = served
     request = make_request(1, Control("edges"), Control("depth"), n=20)
@@ -411,10 +396,3 @@ def test_pixels_are_scaled_as_diffusers_does(served):
     theirs = diffusers.image_processor.VaeImageProcessor(do_convert_rgb=True, do_normalize=False)
     expected = theirs.preprocess(PIL.Image.fromarray(pixels), height=HEIGHT, width=WIDTH)[0]
     assert torch.equal(ControlImage(pixels).on_device(served[1].model), expected)
-
-
-def test_an_image_that_moves_is_steered_as_before(served):
-    _, executor, _ = served
-    request = make_request(1, Control("edges", 0.8, 0.2), scheduler="dpm++2m")
-    undisturbed = generate_all(executor, [request])["r1", 0]
-    assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= 1

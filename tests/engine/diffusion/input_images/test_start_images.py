@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny_models
-from generating import difference, generate, moved_image
+from generating import difference, generate
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents
@@ -47,7 +47,7 @@ def tiny(tiny_folder):
 
 
 # All take more than a minute; these stand for one call and two a step, with noise and with a history.
-FAST = ("ddim", "pndm", "euler-a", "heun", "dpm++2m-sde", "unipc")
+FAST = ("pndm", "heun", "dpm++2m-sde")
 CASES = [
     pytest.param(folder, name, marks=() if name in FAST else pytest.mark.slow)
     for folder in ("tiny_folder", "tiny_xl_folder")
@@ -91,22 +91,6 @@ def test_an_image_alone_equals_the_image_in_a_batch_of_images_with_and_without_s
     for request in requests:
         for (_, index), pixels in generate_all(executor, [request]).items():
             assert difference(pixels, together[request.request_id, index]) <= NATURAL_TOLERANCE, request
-
-
-def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder):
-    _, executor = load(tiny_folder, buckets=(16,))
-    requests = mixed_requests()
-    together = generate_all(executor, requests, [(7 * k) % 10 for k in range(12)])
-    for request in requests:
-        for (_, index), pixels in generate_all(executor, [request]).items():
-            assert np.array_equal(pixels, together[request.request_id, index]), request
-
-
-def test_a_batch_without_start_images_has_the_pixels_that_it_has_beside_them(tiny):
-    _, executor = tiny
-    texts = [make_request(k, strength=None, scheduler="euler-a") for k in range(4)]
-    alone = generate_all(executor, texts[:1])
-    assert difference(generate_all(executor, [*texts, *mixed_requests()[5:8]])["r0", 0], alone["r0", 0]) <= 1
 
 
 def test_image_k_of_a_request_begins_with_the_draws_of_seed_plus_k(tiny):
@@ -340,11 +324,3 @@ def test_a_sampler_is_compiled_for_each_first_step(tiny):
     assert executor.is_compiled(half)
     for rejected_at_once in ({"strength": 0.5, "scheduler": "ipndm"}, {"strength": float("nan")}, {"strength": 0.01}):
         assert executor.is_compiled(make_request(1, **rejected_at_once))
-
-
-@pytest.mark.parametrize("has_mask", [False, True])
-def test_an_image_that_moves_is_encoded_again_and_stays_the_same(tiny, has_mask):
-    _, executor = tiny
-    request = make_request(2, strength=0.7, scheduler="euler-a", inference_steps=10, has_mask=has_mask)
-    undisturbed = generate_all(executor, [request])["r2", 0]
-    assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= NATURAL_TOLERANCE

@@ -169,10 +169,7 @@ def test_calls_choose_versions_and_say_which_answered_as_over_http(folder):
     routes = Routes(1, (Route("fake-encoder", control, other, canary_share=0.5),))
     with reserve_port() as port, FakeEngine(f"ipc://{folder}/grpc-versions", models=(FAKE_ENCODER, canary)) as engine:
         config = Config(frontend=FrontendConfig(grpc_port=port, sticky_header="X-User"))
-        with (
-            serving(config, engine, routes=routes) as (url, _),
-            grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
-        ):
+        with serving(config, engine, routes=routes) as (url, _), grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             wait_until_ready(url)
 
             def version(metadata=(), text="a"):
@@ -196,19 +193,6 @@ def test_calls_choose_versions_and_say_which_answered_as_over_http(folder):
             elsewhere = [*tester, ("x-forwarded-for", "203.0.113.9")]
             rejected("UNAUTHENTICATED", "only clients on its own machine", lambda: version(elsewhere))
             rejected("INVALID_ARGUMENT", "words@1", lambda: version([("x-noria-version", "words@7")]))
-
-
-def test_what_has_no_meaning_for_the_model_is_ignored_as_in_triton(channel):
-    expected = infer(channel, "a cat", raw=True).raw_output_contents
-    outputs = [{"name": "embedding", "parameters": {"binary_data": {"bool_param": True}, "classification": {}}}]
-    answer = infer(
-        channel,
-        "a cat",
-        raw=True,
-        parameters={"binary_data_size": {"int64_param": 9}, "content_type": {"string_param": "str"}},
-        fields={"outputs": outputs, "parameters": {"priority": {}, "custom": {"double_param": 1.0}}},
-    )
-    assert answer.raw_output_contents == expected
 
 
 def test_bad_requests_have_status_and_reason(channel):

@@ -105,13 +105,6 @@ def test_openais_client_retries_when_the_queue_is_full(client, engine):
     assert len(engine.submitted) == 3
 
 
-@pytest.mark.parametrize("metadata", [True, False])
-def test_files_contain_their_settings_unless_disabled(client, metadata):
-    answer = client.images.generate(prompt="p", extra_body={"seed": 5, "metadata": metadata})
-    info = Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json))).info
-    assert ("parameters" in info) is ("noria" in info) is metadata
-
-
 def test_model_detail_has_load_and_costs(client, engine, spec):
     card = client.models.retrieve("noria")
     assert (card.id, card.owned_by, card.fingerprint) == ("tiny", "noria", spec.fingerprint)

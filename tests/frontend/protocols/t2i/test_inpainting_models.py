@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from PIL import Image
 
+from frontends import serving
 from noria.config import Config
-from noria.testing.fake_engine import FAKE_MODEL
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from waiting import wait_until
 
 INPAINTING = msgspec.structs.replace(FAKE_MODEL, name="repaint", needs_mask=True, default_strength=0.9999)
 
@@ -24,11 +26,21 @@ def b64(colour, mode="RGB"):
 IMAGE, MASK = b64("red"), b64(255, "L")
 
 
-@pytest.fixture
-def served(serve, new_engine):
-    engine = new_engine(models=(INPAINTING, FAKE_MODEL))
-    with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
+@pytest.fixture(scope="module")
+def server(folder):
+    with (
+        FakeEngine(f"ipc://{folder}/inpainting", models=(INPAINTING, FAKE_MODEL)) as engine,
+        serving(Config(), engine) as (url, _),
+        httpx.Client(base_url=url, timeout=60, verify=False) as client,
+    ):
+        wait_until(lambda: client.get("/readyz").status_code == 200)
         yield SimpleNamespace(client=client, engine=engine)
+
+
+@pytest.fixture
+def served(server):
+    server.engine.reset()
+    return server
 
 
 def test_a_request_has_the_models_default_strength_and_others_need_no_mask(served):

@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 
+from frontends import serving
 from noria.config import Config, EngineConfig
 from noria.images.a1111_metadata import from_infotext
 from noria.images.metadata_io import read_metadata
@@ -23,14 +24,19 @@ def loras(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def adapted(loras, engine, serve):
+@pytest.fixture(scope="module")
+def server(loras, shared_engine):
     """A client of a server with two adapters."""
     config = Config(engine=EngineConfig(loras=(str(loras),)))
-    with serve(config, engine, name="with LoRAs") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with serving(config, shared_engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         wait_until(lambda: client.get("/readyz").status_code == 200)
-        engine.submitted.clear()
         yield client
+
+
+@pytest.fixture
+def adapted(server, engine):
+    """The client; the engine behind it is reset."""
+    return server
 
 
 @pytest.fixture

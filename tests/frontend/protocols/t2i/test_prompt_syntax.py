@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from frontends import serving
 from noria.config import Config, EngineConfig
-from noria.testing.fake_engine import FAKE_MODEL
+from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from waiting import wait_until
 
 XL = msgspec.structs.replace(
     FAKE_MODEL, name="xl", family="stable-diffusion-xl", family_clip_skip=2, default_clip_skip=2
@@ -24,19 +26,26 @@ WEIGHTED = "a (red:1.3) circle, [blue]"
 CHANGING = "a [red:(green:1.2):0.5] circle AND [easynegative|b] :0.7"
 
 
-@pytest.fixture
-def embeddings(tmp_path):
-    save_file({"emb_params": np.zeros((2, 768), np.float32)}, tmp_path / "easynegative.safetensors")
-    (tmp_path / "old.pt").write_bytes(b"")
-    return tmp_path
-
-
-@pytest.fixture
-def served(serve, new_engine, embeddings):
-    engine = new_engine(models=(FAKE_MODEL, XL, SD2, FLUX, ANIME))
+@pytest.fixture(scope="module")
+def server(folder, tmp_path_factory):
+    embeddings = tmp_path_factory.mktemp("embeddings")
+    save_file({"emb_params": np.zeros((2, 768), np.float32)}, embeddings / "easynegative.safetensors")
+    (embeddings / "old.pt").write_bytes(b"")
     config = Config(engine=EngineConfig(embeddings=(str(embeddings),)))
-    with serve(config, engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
+    with (
+        FakeEngine(f"ipc://{folder}/syntax", models=(FAKE_MODEL, XL, SD2, FLUX, ANIME)) as engine,
+        serving(config, engine) as (url, _),
+        httpx.Client(base_url=url, timeout=60, verify=False) as client,
+    ):
+        wait_until(lambda: client.get("/readyz").status_code == 200)
         yield client, engine
+
+
+@pytest.fixture
+def served(server):
+    """A client and the engine, which is reset."""
+    server[1].reset()
+    return server
 
 
 @pytest.mark.parametrize(
@@ -122,6 +131,7 @@ def test_clip_skip_is_a_setting_of_a_client(served):
     for own in ({}, {"override_settings": {"CLIP_stop_at_last_layers": 1}}):
         client.post("/sdapi/v1/txt2img", json={"prompt": "a", **own})
     assert [each.payload.clip_skip for each in engine.submitted] == [2, None]
+    client.post("/sdapi/v1/options", json={"CLIP_stop_at_last_layers": 1})
 
 
 def test_embeddings_are_named_in_prompts_of_a1111s_syntax_and_listed(served):

@@ -9,6 +9,7 @@ import openai
 import pytest
 from PIL import Image
 
+from frontends import serving
 from noria.config import Config, FrontendConfig
 from noria.frontend.engines.version_choice import RequestVersions
 from noria.images.metadata_io import read_metadata
@@ -29,14 +30,20 @@ def editors(folder):
         yield engine
 
 
-@pytest.fixture
-def web(editors, serve):
+@pytest.fixture(scope="module")
+def server(editors):
     """A client of a server with models that take reference images, and one that takes none."""
     config = Config(frontend=FrontendConfig(max_body_bytes=4096, max_image_bytes=100_000))
-    with serve(config, editors, name="editors") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with serving(config, editors) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         wait_until(lambda: client.get("/readyz").status_code == 200)
-        editors.reset()
         yield client
+
+
+@pytest.fixture
+def web(server, editors):
+    """The client; the engine behind it is reset."""
+    editors.reset()
+    return server
 
 
 def digest(file):
@@ -126,24 +133,6 @@ def test_a_job_has_them_and_keeps_their_digests(web, editors, endpoint):
     assert stored == [f"sha256:{digest(PHOTO)}", f"sha256:{digest(OTHER)}"]
 
 
-def test_a_job_with_them_survives_a_restart(serve, new_engine, tmp_path):
-    config = Config(data_dir=str(tmp_path))
-    body = {"input": {"prompt": "p", "reference_images": [b64(PHOTO), b64(OTHER)]}}
-    engine = new_engine(models=(EDITOR,))
-    with serve(config, engine) as (url, _), httpx.Client(base_url=url, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
-        engine.never_answers = True
-        job = client.post("/v1/jobs", json=body)
-        assert job.status_code == 202
-        wait_until(lambda: engine.submitted)
-    engine = new_engine(models=(EDITOR,))
-    with serve(config, engine) as (url, _), httpx.Client(base_url=url, verify=False) as client:
-        wait_until(lambda: client.get(f"/v1/jobs/{job.json()['id']}").json()["status"] == "succeeded")
-        file = client.get(f"/v1/jobs/{job.json()['id']}/images/0")
-    assert read_metadata(io.BytesIO(file.content)).reference_images == REFERENCES
-    assert engine.data == [b"".join(SHOWN)]
-
-
 def transparent_left():
     mask = Image.new("RGBA", (72, 64), "black")
     mask.paste((255, 255, 255, 0), (0, 0, 32, 48))
@@ -162,8 +151,8 @@ def transparent_left():
     ],
 )
 def test_openais_client_edits_with_references(web, editors, images, fields, strength, references):
-    with openai.OpenAI(base_url=f"{web.base_url}/v1", api_key="none", http_client=web, max_retries=0) as client:
-        client.images.edit(image=images, prompt="a red hat", model="editor", **fields)
+    client = openai.OpenAI(base_url=f"{web.base_url}/v1", api_key="none", http_client=web, max_retries=0)
+    client.images.edit(image=images, prompt="a red hat", model="editor", **fields)
     (payload,) = [request.payload for request in editors.submitted]
     assert (payload.strength, payload.has_mask, payload.reference_images) == (strength, "mask" in fields, references)
     assert editors.data[0].endswith(b"".join(SHOWN[REFERENCES.index(each)] for each in references))

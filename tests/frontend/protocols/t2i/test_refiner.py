@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from PIL import Image
 
+from frontends import serving
 from noria.config import Config, EngineConfig
 from noria.images.metadata_io import read_metadata
 from noria.models.refiner_folders import RefinerFolders
@@ -34,16 +35,19 @@ def refining(folder, config, spec):
         yield engine
 
 
-@pytest.fixture
-def server(refining, config, serve):
+@pytest.fixture(scope="module")
+def shared(refining, config):
     """A client of a server with a refiner."""
-    with (
-        serve(config, refining, name="with a refiner") as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with serving(config, refining) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
         wait_until(lambda: client.get("/readyz").status_code == 200)
-        refining.reset()
         yield client
+
+
+@pytest.fixture
+def server(shared, refining):
+    """The client; the engine behind it is reset."""
+    refining.reset()
+    return shared
 
 
 @pytest.fixture

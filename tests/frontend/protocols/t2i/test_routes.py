@@ -138,35 +138,22 @@ def test_an_integer_may_have_a_zero_fraction(client, engine):
     ("field", "value", "says"),
     [
         ("prompt", 3, "a string"),
-        ("prompt", None, "a string"),
         ("prompt", "x" * 201, "201 characters; at most 200"),
         ("negative_prompt", "x" * 201, "at most 200"),
-        ("negative_prompt", ["x"], "a string"),
         ("seed", -1, "0 to 9223372036854775803"),
-        ("seed", 2**63 - 1, "0 to"),
         ("seed", 10**40, "0 to"),
         ("seed", 1.5, "an integer or null"),
         ("seed", True, "an integer or null"),
-        ("seed", "7", "an integer or null"),
         ("width", 60, "multiple of 8, such as 56 or 64"),
-        ("width", 8, "16 to 128 in multiples of 8"),
         ("height", 136, "16 to 128"),
-        ("height", 0, "16 to 128"),
-        ("height", -64, "16 to 128"),
         ("inference_steps", 0, "1 to 100"),
-        ("inference_steps", 101, "1 to 100"),
-        ("inference_steps", 10**9, "1 to 100"),
-        ("inference_steps", -5, "1 to 100"),
         ("inference_steps", {}, "an integer or null"),
         ("guidance_scale", -0.5, "0.0 to 50.0"),
-        ("guidance_scale", 50.5, "0.0 to 50.0"),
         ("guidance_scale", "7", "a number or null"),
         ("n", 0, "1 to 4"),
-        ("n", 5, "1 to 4"),
         ("n", None, "an integer"),
         ("scheduler", "eule", "euler"),
         ("scheduler", "heun", "ddim, euler, pndm"),
-        ("scheduler", "", "scheduler"),
         ("scheduler", 5, "a string or null"),
         ("format", "gif", '"png", "webp" or "jpeg"'),
         ("inference_step", 5, "Did you mean 'inference_steps'?"),
@@ -197,18 +184,13 @@ def test_empty_prompt_is_allowed(client):
     ("body", "code", "says"),
     [
         (b"", "invalid_body", "is empty"),
-        (b"  \n", "invalid_body", "is empty"),
         (b"{", "invalid_body", "not JSON"),
-        (b"prompt=p", "invalid_body", "not JSON"),
         (b'{"prompt": "p"} trailing', "invalid_body", "trailing"),
         (b'{"prompt": "p", "guidance_scale": NaN}', "invalid_body", "NaN and Infinity are no JSON numbers"),
-        (b'{"prompt": "p", "guidance_scale": -Infinity}', "invalid_body", "no JSON numbers"),
         (b'{"prompt": "p", "guidance_scale": 1e999}', "invalid_field", "out of range"),
         (b'{"prompt": "\xff"}', "invalid_body", "utf-8"),
         (b'{"prompt": "\\ud800"}', "invalid_body", "not JSON"),
         (b"[]", "invalid_body", "not an object"),
-        (b'"prompt"', "invalid_body", "not an object"),
-        (b"null", "invalid_body", "not an object"),
         (b"[" * 4000, "invalid_body", "not an object"),
         (b'{"prompt": ' + b"[" * 4000, "invalid_field", "prompt"),
         (b'{"a": ' * 600, "invalid_field", "unknown field"),
@@ -294,7 +276,7 @@ _values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.dictionaries(_names, _values, max_size=6))
 def test_no_json_breaks_the_server(client, body):
     try:
@@ -304,7 +286,7 @@ def test_no_json_breaks_the_server(client, body):
     assert response.status_code in {200, 400}
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=60) | st.text(alphabet='{}[]",:0eE+-.\\u d8prompt', max_size=60).map(str.encode))
 def test_no_bytes_break_the_server(client, raw):
     response = client.post("/t2i", content=raw, headers={"content-type": "application/json"})
@@ -354,14 +336,6 @@ def test_unknown_engine_error_is_generation_failed(client, engine):
     assert error_of(response)["code"] == "generation_failed"
 
 
-def test_disconnected_client_is_cancelled_in_the_engine(post_and_disconnect):
-    post_and_disconnect("/t2i", {"prompt": "p"})
-
-
-def test_disconnected_client_is_cancelled_also_while_another_of_its_requests_waits(post_and_disconnect):
-    post_and_disconnect("/t2i", {"prompt": "p"}, then=b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
-
-
 def test_same_request_id_at_the_same_time_is_two_requests(client, engine, url):
     engine.never_answers = True
     statuses = []
@@ -382,16 +356,6 @@ def test_same_request_id_at_the_same_time_is_two_requests(client, engine, url):
     for thread in threads:
         thread.join()
     assert statuses == [500, 500]
-
-
-def test_request_is_retried_when_the_engine_restarts(client, engine):
-    engine.num_crashes_left = 1
-    response = client.post("/t2i", json={"prompt": "p", "seed": 9})
-    assert response.status_code == 200
-    first, second = engine.submitted
-    assert first.payload == second.payload
-    assert (first.payload.seed, first.payload.prompt) == (9, "p")
-    assert Image.open(io.BytesIO(response.content)).getpixel((0, 0)) == engine.colour(9)
 
 
 def test_request_that_crashes_the_engine_twice_fails(client, engine):
@@ -430,20 +394,6 @@ def test_loading_engine_gets_no_requests(client, engine):
     assert client.post("/t2i", json={"prompt": "p"}).status_code == 503
     assert client.get("/healthz").status_code == 200
     assert engine.submitted == []
-
-
-@pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])
-def test_files_contain_their_settings(client, tmp_path, spec, file_format):
-    body = {"prompt": "a red bicycle", "negative_prompt": "q", "seed": 5, "n": 2, "format": file_format}
-    for image in client.post("/t2i", json=body).json()["images"]:
-        (tmp_path / "image").write_bytes(base64.b64decode(image["b64_json"]))
-        metadata = read_metadata(tmp_path / "image")
-        assert (metadata.prompt, metadata.negative_prompt, metadata.seed) == ("a red bicycle", "q", image["seed"])
-        assert (metadata.width, metadata.inference_steps, metadata.model_version) == (
-            64,
-            spec.default_steps,
-            spec.fingerprint,
-        )
 
 
 @pytest.mark.parametrize("file_format", ["png", "webp", "jpeg"])

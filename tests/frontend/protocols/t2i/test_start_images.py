@@ -159,8 +159,6 @@ def test_files_name_the_images_they_were_made_from(client):
     ("fields", "param", "says"),
     [
         ({"strength": 0}, "strength", "allowed are 0.01 to 1.0"),
-        ({"strength": 1.1}, "strength", "1.1"),
-        ({"strength": -0.5}, "strength", "-0.5"),
         ({"strength": "0.5"}, "strength", "a number"),
         ({"strength": 0.2, "inference_steps": 4}, "strength", "leaves none of 4 inference_steps; allowed are 0.25"),
         ({"image": None, "strength": 0.5}, "strength", "there is no image"),
