@@ -24,9 +24,10 @@ from noria.canary.judge import JudgeSettings
 from noria.canary.ramp import RampPlan
 from noria.config import Config, StatisticsConfig, VariableConfig
 from noria.frontend.app import build_app
-from noria.frontend.engines import registrar_link, version_choice
+from noria.frontend.engines import registrar_link
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.registrar_link import RegistrarLink
+from noria.frontend.engines.versions import version_choice
 from noria.frontend.process import http_server
 from noria.jobs.database.schema import open_jobs_database
 from noria.models.catalog import open_model

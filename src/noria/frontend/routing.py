@@ -15,7 +15,7 @@ from noria.frontend.access.quotas import ApiClient
 from noria.frontend.access.rejection_log import RejectionLog
 from noria.frontend.access.shares import share_of
 from noria.frontend.engines.request_context import RequestContext
-from noria.frontend.engines.version_choice import VERSION_HEADER
+from noria.frontend.engines.versions.version_choice import VERSION_HEADER
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import (
     DEFAULT_ERRORS,
@@ -24,8 +24,8 @@ from noria.frontend.http.errors import (
     internal_error_response,
     routing_error_response,
 )
-from noria.frontend.http.headers import RequestHeaders
 from noria.frontend.http.operations import Operation
+from noria.frontend.http.request_head import RequestHeaders
 
 METRICS_PATH = "/metrics"
 

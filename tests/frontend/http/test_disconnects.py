@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from certificates import make_certificate
 from frontends import serving
-from noria.config import Config, EndpointConfig, FrontendConfig
+from noria.config import Config, EndpointConfig, EngineConfig, FrontendConfig
 from noria.errors import RequestCancelled
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
@@ -70,10 +70,12 @@ def all_routes(request, all_models, tmp_path_factory):
     """A server with every route, over HTTP and over HTTPS, and what makes connections to it."""
     path = tmp_path_factory.mktemp("code")
     (path / "code.py").write_text(CODE)
+    (path / "tiny.safetensors").write_bytes(b"an upscaler")
     certificate = make_certificate(path) if request.param == "TLS" else None
     files = {} if certificate is None else {"ssl_certfile": certificate.certfile, "ssl_keyfile": certificate.keyfile}
     config = Config(
         endpoints=tuple(EndpointConfig(name.lower(), f"{path}/code.py:{name}") for name in ("Texts", "Caller")),
+        engine=EngineConfig(upscalers=(str(path),)),
         frontend=FrontendConfig(**files),
     )
     with pytest.MonkeyPatch.context() as patch, serving(config, all_models) as (url, _):
@@ -124,6 +126,8 @@ ROUTES = {
     "/v1/images/edits as a stream": form(IMAGE, prompt="p", stream="true"),
     "/sdapi/v1/txt2img": json_body(prompt="p", steps=50),
     "/sdapi/v1/img2img": json_body(prompt="p", init_images=[b64(PHOTO)]),
+    "/sdapi/v1/extra-single-image": json_body(image=b64(PHOTO), upscaler_1="tiny"),
+    "/sdapi/v1/extra-batch-images": json_body(imageList=[{"data": b64(PHOTO)}], upscaler_1="tiny"),
     "/v1/embeddings": json_body(input=TEXTS),
     "/embed": json_body(inputs=TEXTS),
     "/": json_body(inputs=TEXTS),

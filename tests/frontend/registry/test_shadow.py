@@ -13,7 +13,7 @@ from PIL import Image
 from frontends import serving
 from noria.config import Config, FrontendConfig
 from noria.frontend.access.api_keys import generate_key
-from noria.frontend.engines.version_choice import RequestVersions, VersionChooser
+from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.routes import Route, Routes, Target
 from noria.testing.fake_encoder import FAKE_ENCODER

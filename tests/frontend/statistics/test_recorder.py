@@ -12,7 +12,7 @@ from frontends import serving
 from noria.canary.windows import WINDOW_S
 from noria.config import Config, StatisticsConfig, VariableConfig
 from noria.errors import ConfigError
-from noria.frontend.engines.version_choice import RequestVersions, VersionChooser
+from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
 from noria.frontend.statistics.families import declare_family
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.observe.metrics.exposition import exposition

@@ -16,8 +16,8 @@ from noria.errors import InvalidField
 from noria.errors.problems import Problems
 from noria.frontend.access.auth import client_id_of
 from noria.frontend.access.fair_threads import FairThreads
+from noria.frontend.bodies.multipart import Form, parse_form
 from noria.frontend.http.body import FORM, decode
-from noria.frontend.http.multipart import Form, parse_form
 from noria.frontend.services.images.start_images import LoadFiles
 from noria.images.reference_size import FIELD as REFERENCES
 from noria.images.start_image import ImageFiles, MaskRule

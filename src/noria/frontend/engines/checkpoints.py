@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -56,15 +57,18 @@ class Checkpoints:
         """The names of the models whose properties are not known yet."""
         return [name for name in self.files if name not in self._specs]
 
-    async def open(self, name: str | None, timeout_s: float, deadline_ms: float | None = None) -> None:
-        """Have the properties of the model `name` be known, if it is a checkpoint. Its file may have to be converted.
+    async def open(self, name: str | None, timeout_s: float, deadline_ms: float | None = None) -> float:
+        """Have the properties of the model `name` be known, if it is a checkpoint; return the seconds that it took.
+
+        Its file may have to be converted.
 
         Raises:
             ModelNotLoaded: it cannot be opened.
             DeadlineExceeded: it took longer than `timeout_s` or `deadline_ms`. It goes on, for the next request.
         """
         if name is None or name not in self.files or name in self._specs:
-            return
+            return 0.0
+        started = time.monotonic()
         limit_s = timeout_s if deadline_ms is None else min(timeout_s, deadline_ms / 1000)
         try:
             async with asyncio.timeout(limit_s):
@@ -73,6 +77,7 @@ class Checkpoints:
             raise DeadlineExceeded(
                 f"{name} was not opened within {limit_s:g} s; it is still being converted."
             ) from error
+        return time.monotonic() - started
 
     async def _open(self, name: str) -> str:
         file = self.files[name]

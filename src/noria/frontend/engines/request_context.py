@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from noria.frontend.access.quotas import ApiClient
 from noria.frontend.access.shares import Share, share_of_user
-from noria.frontend.engines.version_choice import RequestVersions
+from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.observe.logs.request_log import RequestLogRecord
 
 

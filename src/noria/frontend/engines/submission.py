@@ -17,13 +17,13 @@ from noria.errors import (
     RequestError,
     short_repr,
 )
-from noria.frontend.engines.canary_counts import Outcome, outcome_of
 from noria.frontend.engines.checkpoints import Checkpoints
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.results import EngineResult, OnUpdate
-from noria.frontend.engines.shadow_mirror import PrepareCopy, ShadowMirror
-from noria.frontend.engines.version_choice import RequestVersions, VersionChooser
+from noria.frontend.engines.versions.canary_counts import Outcome, outcome_of
+from noria.frontend.engines.versions.shadow_mirror import PrepareCopy, ShadowMirror
+from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import series

@@ -22,9 +22,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.errors import InternalError, NoriaError
-from noria.frontend.engines.version_choice import Choice, RequestVersions
+from noria.frontend.engines.versions.version_choice import Choice, RequestVersions
 from noria.frontend.http import request_spans
-from noria.frontend.http.headers import RequestHeaders
+from noria.frontend.http.request_head import RequestHeaders
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.logs.setup import log_fields
 from noria.observe.metrics import declarations

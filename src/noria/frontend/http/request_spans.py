@@ -10,7 +10,7 @@ from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Scope
 
-from noria.frontend.http.headers import RequestHeaders
+from noria.frontend.http.request_head import RequestHeaders
 from noria.observe.traces.tracer import fail, parse, trace_headers
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -17,13 +17,12 @@ from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.quotas import ApiClient, Quota
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.http import sse
-from noria.frontend.http.base_url import base_url
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.disconnects import cancel_on_disconnect
 from noria.frontend.http.errors import error_body
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import EVENT_STREAM, IMAGE_CONTENT, Operation, parameter
-from noria.frontend.http.query_parameters import read_flag, read_number
+from noria.frontend.http.request_head import base_url, read_flag, read_number
 from noria.frontend.jobs.image_executor import serialize_request
 from noria.frontend.jobs.inputs import (
     JOB_FIELDS,

@@ -20,9 +20,9 @@ from noria.config import Config
 from noria.errors import JobNotFound, JobsUnavailable, NoriaError, UnsupportedMediaType, short_repr
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.engines.request_context import RequestContext
-from noria.frontend.http.base_url import base_url
 from noria.frontend.http.body import decode, stream_bytes
 from noria.frontend.http.operations import Handler, JsonObject, Operation, Served, parameter
+from noria.frontend.http.request_head import base_url
 from noria.frontend.jobs.routes import (
     IDEMPOTENCY_KEY,
     JobRoutes,

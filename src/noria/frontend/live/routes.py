@@ -11,7 +11,7 @@ from noria.errors import InvalidField, RateLimited, RouteNotFound, did_you_mean,
 from noria.frontend.access.auth import client_id_of
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.operations import EVENT_STREAM, Operation, parameter
-from noria.frontend.http.query_parameters import read_flag
+from noria.frontend.http.request_head import read_flag
 from noria.frontend.http.sse import KEEP_ALIVE_COMMENT, KEEP_ALIVE_INTERVAL_S, EventStream
 from noria.frontend.live.feed import LiveFeed
 from noria.frontend.live.subscribers import Subscriber

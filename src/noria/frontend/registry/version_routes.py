@@ -22,7 +22,7 @@ from noria.frontend.access.auth import client_id_of
 from noria.frontend.http.body import JsonBodyReader
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import IMAGE_CONTENT, JsonObject, Operation, parameter
-from noria.frontend.http.query_parameters import read_number
+from noria.frontend.http.request_head import read_number
 from noria.frontend.protocols.t2i.metadata import UploadedImages
 from noria.frontend.registry.connection import RegistryConnection, reading
 from noria.frontend.registry.lineage_routes import sender_of

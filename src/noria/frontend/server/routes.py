@@ -15,9 +15,9 @@ from noria.errors import EngineUnavailable, Unauthorized
 from noria.frontend.access.auth import ClientDirectory
 from noria.frontend.access.rejection_log import RejectionLog
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.http.base_url import base_url
 from noria.frontend.http.json_response import json_response
 from noria.frontend.http.operations import Operation, Served
+from noria.frontend.http.request_head import base_url
 from noria.frontend.openapi.docs_page import DocsPage, docs_page
 from noria.frontend.openapi.document import openapi
 from noria.frontend.pages.routes import PAGE_HEADERS, without_other_kinds

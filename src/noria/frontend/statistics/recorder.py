@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from noria.config import StatisticsConfig
 from noria.errors import ConfigError
-from noria.frontend.engines.version_choice import RequestVersions
+from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.frontend.statistics.families import declare_family, export_counts
 from noria.statistics.distributions import MAX_CATEGORIES, CategoryCounts, Counts, merge_counts, most_frequent
 from noria.statistics.values import Values

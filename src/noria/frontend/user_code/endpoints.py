@@ -35,7 +35,7 @@ from noria.errors import (
 )
 from noria.folders import file_version
 from noria.frontend.engines.request_context import RequestContext
-from noria.frontend.engines.version_choice import RequestVersions
+from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.frontend.protocols.t2i.routes import images_response
 from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.texts.encoding import EncodingService

@@ -11,7 +11,7 @@ from PIL import Image
 
 from frontends import serving
 from noria.config import Config, FrontendConfig
-from noria.frontend.engines.version_choice import RequestVersions
+from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.images.metadata_io import read_metadata
 from noria.protocol.diffusion import Reference
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine

@@ -26,8 +26,8 @@ from noria.frontend.access.auth import ClientDirectory
 from noria.frontend.access.rejection_log import RejectionLog
 from noria.frontend.http import request_spans
 from noria.frontend.http.errors import internal_error
-from noria.frontend.http.headers import RequestHeaders
 from noria.frontend.http.middleware import open_versions, record_http_request, request_id_of, version_headers
+from noria.frontend.http.request_head import RequestHeaders
 from noria.frontend.protocols.open_inference.grpc_limits import CallLimiter, read_message, server_options
 from noria.frontend.protocols.open_inference.grpc_messages import (
     HEALTH_SERVICE,

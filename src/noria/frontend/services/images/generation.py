@@ -26,9 +26,9 @@ from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import InFlight
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
-from noria.frontend.engines.shadow_mirror import PrepareCopy
 from noria.frontend.engines.submission import RequestOutcome, Submission, count_deployment, with_trace_context
-from noria.frontend.engines.version_choice import RequestVersions
+from noria.frontend.engines.versions.shadow_mirror import PrepareCopy
+from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.frontend.services.counted_values import image_values, request_values, safety_values
 from noria.frontend.services.images.generation_types import (
     AdmittedRequest,
@@ -156,8 +156,9 @@ class GenerationService:
         problems, api_client, client = problems or Problems(), context.api_client, context.client
         started, spec = time.monotonic(), None
         try:
-            await self.submission.checkpoints.open(body.model, self.config.request_timeout_s, body.deadline_ms)
-            opened, spec = time.monotonic(), self._resolve_model(body.model, context, problems)
+            open_model, timeout_s = self.submission.checkpoints.open, self.config.request_timeout_s
+            opened_s = await open_model(body.model, timeout_s, body.deadline_ms)
+            spec = self._resolve_model(body.model, context, problems)
             if body.has_images:
                 load_files = load_files or problems.attempt(functools.partial(files_of, body), None)
                 body = body.without_images()
@@ -187,8 +188,8 @@ class GenerationService:
                     check(request, facts)
                 if images is not None:
                     request, data = await self._read_pixels(client, images, request, spec, started)
-                elif request.deadline_s is not None:
-                    request = with_less_time(request, opened - started)
+                elif opened_s:
+                    request = with_less_time(request, opened_s)
         except NoriaError as error:
             self._record_rejection(context, body, spec, error)
             raise

@@ -16,7 +16,7 @@ import msgspec
 from noria.canary.traffic_split import ArmName, TrafficSplit
 from noria.canary.windows import WINDOW_S, InFlight, WindowReport
 from noria.errors import EngineUnavailable, InvalidField, NoriaError, short_repr
-from noria.frontend.engines.canary_counts import ArmCounts, CanaryCounts, Outcome, outcome_of
+from noria.frontend.engines.versions.canary_counts import ArmCounts, CanaryCounts, Outcome, outcome_of
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.routes import Route, Routes, Target
 from noria.statistics.values import Values

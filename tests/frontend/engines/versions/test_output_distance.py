@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from noria.frontend.engines.output_distance import output_distance
 from noria.frontend.engines.results import EngineResult, RawImage
+from noria.frontend.engines.versions.output_distance import output_distance
 from noria.protocol.messages import Timings
 from noria.protocol.text import TextResult
 

@@ -30,9 +30,9 @@ from noria.errors import (
 from noria.frontend.access.shares import SHADOWS
 from noria.frontend.engines.attempt import AttemptLostError, AttemptMovedError
 from noria.frontend.engines.client import EngineClient
-from noria.frontend.engines.output_distance import output_distance
 from noria.frontend.engines.results import EngineResult
-from noria.frontend.engines.version_choice import RequestVersions, VersionChooser
+from noria.frontend.engines.versions.output_distance import output_distance
+from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
 from noria.observe.logs.log_record import fields
 from noria.observe.metrics import declarations, outcomes
 from noria.protocol.messages import Timings

@@ -19,7 +19,7 @@ from noria.errors import (
     UserCodeBusy,
     UserCodeFailed,
 )
-from noria.frontend.engines.version_choice import RequestVersions, VersionChooser
+from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
 from noria.protocol.routes import Route, Routes, Target
 from noria.testing.fake_engine import FAKE_MODEL
 
