@@ -117,9 +117,8 @@ class GuidedCalls:
         self, positions: Sequence[int], num_negative: int, images: Sequence[GuidedImage]
     ) -> contextlib.AbstractContextManager[None]:
         """Return the context of a call with the images at `positions`, of which the first rows are negative."""
-        if all(image.image_tokens is None for image in images):
+        if not isinstance(self._model, ImagePromptedModel) or not self._model.ip_adapters.by_name:
             return contextlib.nullcontext()
-        assert isinstance(self._model, ImagePromptedModel)
         tokens = [images[b].image_tokens for b in positions]
         return self._model.ip_adapters.applied(
             [each and (each.negative if row < num_negative else each.positive) for row, each in enumerate(tokens)]

@@ -279,7 +279,7 @@ def test_a1111s_clients_find_them(steered, controlled, edges):
     assert other.startswith("depth [")
     assert title == f"edges [{edges.digest}]"
     assert steered.post("/sdapi/v1/txt2img", json=scripts(unit(model=title))).status_code == 200
-    assert get("/controlnet/module_list?alias_names=false")["module_list"] == ["none"]
+    assert get("/controlnet/module_list?alias_names=false")["module_list"] == ["none", "ip-adapter-auto"]
     assert get("/controlnet/control_types")["control_types"]["All"]["model_list"] == ["None", other, title]
     assert get("/controlnet/settings") == {"control_net_unit_count": 4}
     assert get("/controlnet/version") == {"version": 3}

@@ -23,7 +23,10 @@ _MAX_UNITS = 20  # with those that are off; the extension has at most as many
 _MAX_NAMED = 8  # unknown options in a message
 _HASH = re.compile(r" \[[0-9a-f]+\]\Z")  # A1111 lists models as `name [hash]`
 
-_IP_ADAPTER = "ip-adapter"  # how its preprocessors and models are called
+_IP_ADAPTER = "ip-adapter"  # the beginning of the names of its preprocessors and models
+IP_ADAPTER_MODULE = "ip-adapter-auto"
+"""The preprocessor of a unit that is an IP-Adapter, whatever its model is called."""
+
 _NO_PREPROCESSOR = "no preprocessor is run here: send an image as the ControlNet takes it, and none"
 
 # Clients send these by default, and the extension's own default is 1; without cropping and filling they resize as 0

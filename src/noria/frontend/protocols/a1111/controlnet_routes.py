@@ -1,20 +1,22 @@
 """The routes of A1111's ControlNet extension: what clients ask before they send units of `alwayson_scripts`."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import OperationNotSupported
 from noria.frontend.http.json_response import json_response
-from noria.frontend.protocols.a1111.controlnet import SCRIPT, title
+from noria.frontend.protocols.a1111.controlnet import IP_ADAPTER_MODULE, SCRIPT, title
 from noria.frontend.services.images.request_images import MAX_CONTROLS
 from noria.models.adapter_folders import AdapterFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _VERSION = 3  # version of the extension's API: units in `alwayson_scripts`
-_NO_MODULE, _NO_MODEL = "none", "None"
+_NO_MODEL = "None"
+_MODULES = ["none", IP_ADAPTER_MODULE]
 
 
 class ControlNetRoutes:
@@ -41,20 +43,17 @@ class ControlNetRoutes:
         return json_response({"model_list": await self._models(http)})
 
     async def module_list(self, _: Request) -> Response:
-        """List the preprocessors: the one that does nothing."""
-        detail = {_NO_MODULE: {"model_free": False, "sliders": []}}
-        return json_response({"module_list": [_NO_MODULE], "module_detail": detail})
+        """List the preprocessors: the one that does nothing, and the one by which a unit is an IP-Adapter."""
+        detail = {name: {"model_free": False, "sliders": []} for name in _MODULES}
+        return json_response({"module_list": _MODULES, "module_detail": detail})
 
     async def control_types(self, http: Request) -> Response:
-        """Return the ControlNets and preprocessors of the only type."""
-        models = [_NO_MODEL, *await self._models(http)]
-        every = {
-            "module_list": [_NO_MODULE],
-            "model_list": models,
-            "default_option": _NO_MODULE,
-            "default_model": _NO_MODEL,
-        }
-        return json_response({"control_types": {"All": every}})
+        """Return the models and preprocessors of all units, and those of IP-Adapters if the model has some."""
+        models, ip_adapters = await self._models(http), await self._ip_adapters(http)
+        types = {"All": _control_type(_MODULES, models)}
+        if ip_adapters:
+            types["IP-Adapter"] = _control_type([IP_ADAPTER_MODULE], ip_adapters)
+        return json_response({"control_types": types})
 
     async def detect(self, _: Request) -> Response:
         """Raise OperationNotSupported."""
@@ -65,7 +64,20 @@ class ControlNetRoutes:
     async def _models(self, http: Request) -> list[str]:
         spec = self._selected_model(http)
         controlnets = await asyncio.to_thread(self._folders.controlnets.for_model, spec)  # reads folders
-        ip_adapters = await asyncio.to_thread(self._folders.ip_adapters.for_model, spec)
-        digests = [(name, each.digest) for name, each in controlnets.items()]
-        digests += [(name, each.digest) for name, each in ip_adapters.items()]
-        return [title(*each) for each in digests]
+        return [*_titles(controlnets), *await self._ip_adapters(http)]
+
+    async def _ip_adapters(self, http: Request) -> list[str]:
+        return _titles(await asyncio.to_thread(self._folders.ip_adapters.for_model, self._selected_model(http)))
+
+
+def _titles(files: Mapping[str, Any]) -> list[str]:
+    return [title(name, each.digest) for name, each in files.items()]
+
+
+def _control_type(modules: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
+    return {
+        "module_list": modules,
+        "model_list": [_NO_MODEL, *models],
+        "default_option": modules[0],
+        "default_model": _NO_MODEL,
+    }

@@ -22,7 +22,9 @@ _KINDS: Mapping[str, str] = {
     r"^control_model\.|controlnet_cond_embedding|^input_hint_block|^controlnet_": (
         "a ControlNet. Take its folder in diffusers format, and name that: --controlnets FOLDER"
     ),
-    r"^(image_proj|ip_adapter)\.": "an IP-Adapter, which is not served",
+    r"^(image_proj|ip_adapter)\.": (
+        "an IP-Adapter, which changes a model. Name its file: --ip-adapters FILE"
+    ),
     r"motion_modules": "a motion module of AnimateDiff, which is not served",
     r"distilled_guidance_layer\.": _INCOMPLETE % "Chroma",
     r"^(model\.diffusion_model\.)?(double_stream_modulation|single_stream_modulation)": _TRANSFORMER % "FLUX.2",

@@ -72,7 +72,12 @@ class IpAdapter:
 
     def tokens(self, tokens_TD: torch.Tensor, scale: float) -> ImageTokens:
         """Return what an image with these tokens adds, times `scale`."""
-        return ImageTokens(self._keys_values(tokens_TD, scale), self._keys_values(self._negative, scale))
+        negative = tuple((keys_TI, values_TI * scale) for keys_TI, values_TI in self._negative_keys_values)
+        return ImageTokens(self._keys_values(tokens_TD, scale), negative)
+
+    @functools.cached_property
+    def _negative_keys_values(self) -> KeysValues:
+        return self._keys_values(self._negative, 1.0)
 
     def _keys_values(self, tokens_TD: torch.Tensor, scale: float) -> KeysValues:
         return tuple((tokens_TD @ keys_ID.T, tokens_TD @ values_ID.T * scale) for keys_ID, values_ID in self._layers)
