@@ -269,6 +269,11 @@ def save_krea2(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     return _save(folder, "Krea2Pipeline", _make(6, parts, changes), FLOW_SCHEDULER | shifted, changes)
 
 
+def save_qwen_image_edit_plus(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
+    """Write a folder of Qwen-Image-Edit-Plus."""
+    return save_qwen_image(folder, pipeline="QwenImageEditPlusPipeline", **changes)
+
+
 def save_qwen_image_21(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     """Write a QwenImage21Pipeline."""
     transformer = {

@@ -254,6 +254,10 @@ def request_seeds():
         {"mask_blur_x": 9, "mask_blur": None},
     ):
         yield b"POST /sdapi/v1/img2img\nContent-Type: application/json\n\n" + json.dumps(edit | more).encode()
+    enlarged = {"upscaler_1": "Lanczos", "upscaling_resize": 2, "gfpgan_visibility": 0}
+    for path, images in (("single-image", {"image": file}), ("batch-images", {"imageList": [{"data": file}]})):
+        head = f"POST /sdapi/v1/extra-{path}\nContent-Type: application/json\n\n"
+        yield head.encode() + json.dumps(enlarged | images).encode()
     part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
     files = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="a"\r\n\r\n%s\r\n'
     form = part % (b"prompt", b"p") + files % (b"image[]", next(image_seeds())) + files % (b"mask", _image_file("RGBA"))

@@ -120,6 +120,11 @@ _TRAFFIC_ROW = row(
         query("max by (model, dtype) (noria_fidelity_ratio)", "{{model}} {{dtype}}"),
     ),
     timeseries(
+        "Speed of calls",
+        "How many times as fast denoisers are called as uncompiled, where engine.compile_blocks is auto.",
+        query("max by (model) (noria_call_speedup_ratio) or vector(1)", "{{model}}"),
+    ),
+    timeseries(
         "In flight",
         "Requests in progress, including waiting ones; and pages and terminals with a live view.",
         query("sum(noria_requests_in_flight)", "requests"),

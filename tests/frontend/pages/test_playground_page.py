@@ -28,7 +28,9 @@ def test_page_links_to_the_other_pages(client):
         assert client.get(f"/{path.removeprefix('./')}").status_code == 200
 
 
-NOT_ON_THE_PAGE = {"stream", "partial_images", "metadata", "loras", "image", "mask", "controls", "reference_images"}
+NOT_ON_THE_PAGE = {
+    *("stream", "partial_images", "metadata", "loras", "image", "mask", "controls", "ip_adapter", "reference_images"),
+}
 
 
 def test_every_field_has_a_label_and_an_error_element(client):

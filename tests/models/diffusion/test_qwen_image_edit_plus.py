@@ -74,7 +74,7 @@ def model(request, tmp_path_factory):
     """Spec, executor, and diffusers' pipeline; the later models show the references at time 0."""
     folder = tmp_path_factory.mktemp("edit") / "qwen-image-edit-plus"
     transformer = {"zero_cond_t": request.param}
-    tiny_models.save_qwen_image(folder, pipeline="QwenImageEditPlusPipeline", transformer=transformer)
+    tiny_models.save_qwen_image_edit_plus(folder, transformer=transformer)
     return *load(folder), open_pipeline(folder)
 
 
@@ -179,7 +179,7 @@ def test_frames_and_folders_that_do_not_fit_are_refused(model, tmp_path):
     request, frame = request_of(spec, 0, 1)
     with pytest.raises(InvalidField, match="of references of"):
         executor.prepare(request, frame[:-3])
-    folder = tiny_models.save_qwen_image(tmp_path / "a", pipeline="QwenImageEditPlusPipeline")
+    folder = tiny_models.save_qwen_image_edit_plus(tmp_path / "a")
     file = folder / "text_encoder" / "config.json"
     config = msgspec.json.decode(file.read_bytes())
     file.write_bytes(msgspec.json.encode(config | {"image_token_id": 7}))

@@ -26,6 +26,7 @@ from noria.errors import (
     JobsUnavailable,
     LoraNotFound,
     ModelNotFound,
+    ModelNotLoaded,
     QueueFull,
     RateLimited,
     RefinerNotFound,
@@ -65,6 +66,7 @@ _FAILURES = tuple(
         GenerationFailed,
         ImageRefused,
         InternalError,
+        ModelNotLoaded,
         RequestCancelled,
         JobExpired,
     )

@@ -213,7 +213,7 @@ def test_images_of_img2img_are_references_where_nothing_of_them_is_kept(web, edi
 
 def test_only_requests_with_equally_large_references_are_compared_by_canaries(web, monkeypatch):
     shapes = []
-    monkeypatch.setattr(RequestVersions, "record", lambda *_, shape, **__: shapes.append(shape))
+    monkeypatch.setattr(RequestVersions, "record", lambda *_, shape, **__: shapes.append(shape()))
     for number in (0, 1, 2, 1):
         shown = [b64(file_of(Image.new("RGB", (512, 512))))] * number
         body = {"prompt": "p", "reference_images": shown, "width": 64, "height": 64}
