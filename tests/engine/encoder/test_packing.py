@@ -167,7 +167,7 @@ class TimedSession:
     """Computes ones, and takes what it is given for each batch."""
 
     packed_from: int | None = None
-    why_padded = ""
+    packing_obstacle = None
 
     def __init__(self, padded_s: float, packed_s: float, lone_packed_s: float, packed: float = 1.0) -> None:
         self.now = 0.0

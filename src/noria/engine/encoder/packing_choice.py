@@ -38,8 +38,8 @@ class PackingSession(Protocol):
     """The number of texts from which on a batch is packed; None: none is."""
 
     @property
-    def why_padded(self) -> str:
-        """Why texts cannot be packed; empty: they can."""
+    def packing_obstacle(self) -> str | None:
+        """The reason why texts cannot be packed, or None."""
         ...
 
     def run_padded(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
@@ -81,11 +81,12 @@ def choose_packing(
 
     Raises ModelError: `mode` is "on", and the model cannot be packed, or differs by more than `min_fidelity` allows.
     """
-    if mode == "auto" and session.why_padded:
+    obstacle = session.packing_obstacle
+    if mode == "auto" and obstacle:
         return
     try:
-        if session.why_padded:
-            raise ModelError(session.why_padded)
+        if obstacle:
+            raise ModelError(obstacle)
         times = measure_packing(spec, session, clock)
         if not times.fidelity >= min_fidelity:  # NaN is rejected, too
             raise ModelError(f"packed texts have other results than padded ones: fidelity {times.fidelity:.5f}")

@@ -65,14 +65,14 @@ class TorchSession:
                 return unpad(self._replay(tensors, self._graphs)[: len(rows)].cpu().numpy(), rows)
 
     @property
-    def why_padded(self) -> str:
-        """Why texts cannot be packed; empty: they can."""
-        from noria.models.encoder.packing import why_padded
+    def packing_obstacle(self) -> str | None:
+        """The reason why texts cannot be packed, or None."""
+        from noria.models.encoder.packing import packing_obstacle
 
-        return why_padded(self._module)
+        return packing_obstacle(self._module)
 
     def run_packed(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Compute texts one behind the other, without padding. `why_padded` must be empty."""
+        """Compute texts one behind the other, without padding. There is no `packing_obstacle`."""
         if self._packed is None:
             self._packed = self._make_packed()
         texts = [row for row in rows if isinstance(row, TokenRow)]

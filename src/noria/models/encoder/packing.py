@@ -22,18 +22,18 @@ from noria.protocol.text import Pooling
 _ATTENTION = "noria_packed"
 
 
-def why_padded(module: torch.nn.Module) -> str:
-    """Why texts of a model cannot be packed; empty: they can."""
+def packing_obstacle(module: torch.nn.Module) -> str | None:
+    """Return the reason why texts of a model cannot be packed, or None."""
     if not isinstance(module, EncoderModule):
         return "images are not packed"
     kind = getattr(module.model.config, "model_type", "static")
     if kind not in PACKED:
         return f"models of the type {kind} are not packed"
-    return "a head with the classifier_pooling late is not packed" if _pooling_of_head(module.model) == "late" else ""
+    return "a head with the classifier_pooling late is not packed" if _pooling_of_head(module.model) == "late" else None
 
 
 def _pooling_of_head(model: Any) -> str:
-    """How a classifier combines the tokens of a text; empty: the model is no classifier of texts."""
+    """Return a classifier's way to combine the tokens of a text; empty: the model is no classifier of texts."""
     if not type(model).__name__.endswith("ForSequenceClassification"):
         return ""
     return str(getattr(model.config, "classifier_pooling", "cls"))
@@ -43,7 +43,7 @@ class PackedModule(torch.nn.Module):
     """An encoder that computes packed batches, beside the one whose weights it shares."""
 
     def __init__(self, padded: EncoderModule) -> None:
-        """`why_padded` must have no reason."""
+        """`padded` has no `packing_obstacle`."""
         super().__init__()
         shared = {id(tensor): tensor for tensor in itertools.chain(padded.parameters(), padded.buffers())}
         self.encoder: EncoderModule = copy.deepcopy(padded, shared)
