@@ -30,8 +30,7 @@ CONFIG = EngineConfig(encoder_backend="torch", threads=1, encoder_sessions=1, en
 def some_rows(*lengths: int, num_seen: int = 0, vocab_size: int = VOCABULARY) -> list[TokenRow]:
     rng = np.random.default_rng(0)
     return [
-        TokenRow(rng.integers(0, vocab_size, n), (np.arange(n) > n // 2).astype(np.uint8), min(num_seen, n - 1))
-        for n in lengths
+        TokenRow(rng.integers(0, vocab_size, n), (np.arange(n) > n // 2).astype(np.uint8), num_seen) for n in lengths
     ]
 
 
@@ -57,7 +56,7 @@ def both_ways(module: EncoderModule, rows: list[TokenRow]) -> tuple[list[FloatAr
     padded = module(*map(torch.from_numpy, pad(rows, names).values())).numpy()
     packed_module = PackedModule(module)
     tensors = map(torch.from_numpy, pack(rows, names, packed_module.pad_id))
-    packed = packed_module(*tensors, max_length=LONGEST, sees_all=not any(row.num_seen for row in rows)).numpy()
+    packed = packed_module(*tensors, max_length=LONGEST).numpy()
     return unpad(padded, rows), unpack(packed, rows)
 
 
@@ -97,10 +96,23 @@ def test_all_poolings_and_sparse_embeddings_equal_padded_ones() -> None:
         assert_equal(*both_ways(EncoderModule(masked, (), splade=splade), ROWS))
 
 
-def test_tokens_that_others_do_not_see_are_computed_as_in_padded_batches() -> None:
-    """Queries of ColBERT are filled up with such tokens."""
-    module = EncoderModule(tiny_model("BertModel"), (), normalizes_tokens=True)
-    assert_equal(*both_ways(module, some_rows(32, 32, 9, num_seen=5)))
+def test_texts_with_unseen_tokens_are_padded_beside_packed_ones(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries of ColBERT are filled up with such tokens, by whose number FlashAttention would shift windows."""
+    spec = open_encoder(make_encoder(tmp_path, "ModernBertModel", **sentence_transformer()))
+    session = TorchSession(spec, msgspec.structs.replace(CONFIG, dtype="float32"), "cpu")
+    queries, documents = some_rows(32, 32, num_seen=5), some_rows(9, 40) + some_rows(5, num_seen=5)
+    mixed = [documents[0], queries[0], documents[1], queries[1], documents[2]]
+    right = session.run_padded(mixed)
+    seen: list[Any] = []
+    monkeypatch.setattr(PackedModule, "forward", lambda *_, **__: pytest.fail("packed"))
+    assert_equal(session.run_padded(queries), session.run_packed(queries))
+    monkeypatch.undo()
+    monkeypatch.setattr("noria.engine.encoder.torch_session.pack", lambda rows, *_: seen.extend(rows) or pack(rows, *_))
+    session.packed_from = 1
+    assert_equal(right, session.run(mixed))
+    assert [len(row.ids) for row in seen] == [9, 40, 5]
 
 
 def test_texts_and_tokens_that_fill_up_a_shape_change_nothing() -> None:
@@ -109,13 +121,13 @@ def test_texts_and_tokens_that_fill_up_a_shape_change_nothing() -> None:
     total = sum(len(row.ids) for row in ROWS)
     for num_tokens in (total, total + 9):
         tensors = [torch.from_numpy(array) for array in pack(ROWS, INPUTS, packed.pad_id, 8, num_tokens)]
-        assert [tuple(each.shape) for each in tensors] == [(1, num_tokens)] * 3 + [(1, 9), (1, 8), (1, num_tokens)]
+        assert [tuple(each.shape) for each in tensors] == [(1, num_tokens)] * 3 + [(1, 9), (1, num_tokens)]
         texts = tensors[2][0]
         hidden = torch.randn(1, num_tokens, 3)
         hidden[0, total:] = float("nan")  # as memory that no kernel has written
         assert (texts[total:] == 8).all()
         for mode in ("mean", "max", "cls", "lasttoken", "weightedmean"):
-            assert pool(mode, hidden, PackedTexts(tensors[3][0], texts, tensors[4][0]))[: len(ROWS)].isfinite().all()
+            assert pool(mode, hidden, PackedTexts(tensors[3][0], texts))[: len(ROWS)].isfinite().all()
 
 
 @pytest.mark.parametrize(
