@@ -1,6 +1,7 @@
 """Packed batches: results equal padded ones for every architecture and output, and the choice follows the clock."""
 
 import pathlib
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,14 +176,18 @@ def test_packing_needs_torch(tmp_path: pathlib.Path) -> None:
         load_sessions(open_encoder(tmp_path), config, "cpu")
 
 
+ANY_SPEC: Any = SimpleNamespace(name="a", task="embedding", max_length=512, vocab_size=100)
+
+
 class TimedSession:
     """Computes ones, and takes what it is given for each batch."""
 
     packed_from: int | None = None
     packing_obstacle = None
+    has_packed = False
 
     def __init__(self, padded_s: float, packed_s: float, lone_packed_s: float, packed: float = 1.0) -> None:
-        self.now = 0.0
+        self.now, self.num_texts = 0.0, 0
         self._padded_s, self._packed_s, self._lone_packed_s, self._packed = padded_s, packed_s, lone_packed_s, packed
 
     def run_padded(self, rows: Any) -> list[FloatArray]:
@@ -191,7 +196,12 @@ class TimedSession:
 
     def run_packed(self, rows: Any) -> list[FloatArray]:
         self.now += self._lone_packed_s if len(rows) == 1 else self._packed_s
+        self.num_texts += len(rows)
+        self.has_packed = True
         return [np.array([1.0, self._packed], np.float32)] * len(rows)
+
+    def drop_packed(self) -> None:
+        self.has_packed = False
 
 
 @pytest.mark.parametrize(
@@ -207,9 +217,27 @@ class TimedSession:
 def test_auto_packs_where_that_was_measured_to_be_no_slower_and_has_the_same_results(
     session: TimedSession, packed_from: int | None
 ) -> None:
-    spec: Any = SimpleNamespace(name="a", task="embedding", max_length=512, vocab_size=100)
-    choose_packing(spec, session, "auto", 0.999, clock=lambda: session.now)
+    choose_packing(ANY_SPEC, session, "auto", 0.999, clock=lambda: session.now)
     assert session.packed_from == packed_from
+    assert session.has_packed is (packed_from is not None)  # graphs that are not used take no memory
+
+
+def test_on_compares_the_results_of_a_few_texts_and_times_nothing() -> None:
+    session = TimedSession(2.0, 3.0, 3.0)
+    choose_packing(ANY_SPEC, session, "on", 0.999, clock=lambda: pytest.fail("timed"))
+    assert (session.packed_from, session.num_texts) == (1, 8)
+    with pytest.raises(ModelError, match="packed texts have other results"):
+        choose_packing(ANY_SPEC, TimedSession(2.0, 1.0, 1.0, packed=-1.0), "on", 0.999)
+
+
+def test_a_session_drops_what_packed_batches_hold(tmp_path: pathlib.Path) -> None:
+    spec = open_encoder(make_encoder(tmp_path, **sentence_transformer()))
+    session = TorchSession(spec, msgspec.structs.replace(CONFIG, dtype="float32"), "cpu")
+    session.run_packed([TokenRow(np.arange(9))])
+    assert session._packed is not None
+    packed = weakref.ref(session._packed)
+    choose_packing(spec, session, "auto", min_fidelity=1.1)
+    assert (session.is_packed, packed()) == (False, None)
 
 
 def test_buckets_of_packed_tokens_waste_at_most_an_eighth() -> None:

@@ -86,6 +86,10 @@ class TorchSession:
         of_whole = iter(self._run_packed(whole) if whole else [])
         return [next(of_filled if row.has_unseen else of_whole) for row in rows]
 
+    def drop_packed(self) -> None:
+        """Drop what packed batches have allocated; the next one makes it again."""
+        self._packed = None
+
     def _run_packed(self, texts: Sequence[TokenRow]) -> list[FloatArray]:
         if self._packed is None:
             self._packed = self._make_packed()
