@@ -365,7 +365,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(
             description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU and 64 on a GPU, or 256 if "
-            "all encoders pack them"
+            "all encoders of the start pack them: models mounted later do not change it"
         ),
     ] = "auto"
     encoder_batch_tokens: Annotated[

@@ -1,6 +1,7 @@
 """Packed batches: results equal padded ones for every architecture and output, and the choice follows the clock."""
 
 import pathlib
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,7 @@ CONFIG = EngineConfig(encoder_backend="torch", threads=1, encoder_sessions=1, en
 def some_rows(*lengths: int, num_seen: int = 0, vocab_size: int = VOCABULARY) -> list[TokenRow]:
     rng = np.random.default_rng(0)
     return [
-        TokenRow(rng.integers(0, vocab_size, n), (np.arange(n) > n // 2).astype(np.uint8), min(num_seen, n - 1))
-        for n in lengths
+        TokenRow(rng.integers(0, vocab_size, n), (np.arange(n) > n // 2).astype(np.uint8), num_seen) for n in lengths
     ]
 
 
@@ -57,7 +57,7 @@ def both_ways(module: EncoderModule, rows: list[TokenRow]) -> tuple[list[FloatAr
     padded = module(*map(torch.from_numpy, pad(rows, names).values())).numpy()
     packed_module = PackedModule(module)
     tensors = map(torch.from_numpy, pack(rows, names, packed_module.pad_id))
-    packed = packed_module(*tensors, max_length=LONGEST, sees_all=not any(row.num_seen for row in rows)).numpy()
+    packed = packed_module(*tensors, max_length=LONGEST).numpy()
     return unpad(padded, rows), unpack(packed, rows)
 
 
@@ -97,10 +97,23 @@ def test_all_poolings_and_sparse_embeddings_equal_padded_ones() -> None:
         assert_equal(*both_ways(EncoderModule(masked, (), splade=splade), ROWS))
 
 
-def test_tokens_that_others_do_not_see_are_computed_as_in_padded_batches() -> None:
-    """Queries of ColBERT are filled up with such tokens."""
-    module = EncoderModule(tiny_model("BertModel"), (), normalizes_tokens=True)
-    assert_equal(*both_ways(module, some_rows(32, 32, 9, num_seen=5)))
+def test_texts_with_unseen_tokens_are_padded_beside_packed_ones(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries of ColBERT are filled up with such tokens, by whose number FlashAttention would shift windows."""
+    spec = open_encoder(make_encoder(tmp_path, "ModernBertModel", **sentence_transformer()))
+    session = TorchSession(spec, msgspec.structs.replace(CONFIG, dtype="float32"), "cpu")
+    queries, documents = some_rows(32, 32, num_seen=5), some_rows(9, 40) + some_rows(5, num_seen=5)
+    mixed = [documents[0], queries[0], documents[1], queries[1], documents[2]]
+    right = session.run_padded(mixed)
+    seen: list[Any] = []
+    monkeypatch.setattr(PackedModule, "forward", lambda *_, **__: pytest.fail("packed"))
+    assert_equal(session.run_padded(queries), session.run_packed(queries))
+    monkeypatch.undo()
+    monkeypatch.setattr("noria.engine.encoder.torch_session.pack", lambda rows, *_: seen.extend(rows) or pack(rows, *_))
+    session.packed_from = 1
+    assert_equal(right, session.run(mixed))
+    assert [len(row.ids) for row in seen] == [9, 40, 5]
 
 
 def test_texts_and_tokens_that_fill_up_a_shape_change_nothing() -> None:
@@ -109,13 +122,13 @@ def test_texts_and_tokens_that_fill_up_a_shape_change_nothing() -> None:
     total = sum(len(row.ids) for row in ROWS)
     for num_tokens in (total, total + 9):
         tensors = [torch.from_numpy(array) for array in pack(ROWS, INPUTS, packed.pad_id, 8, num_tokens)]
-        assert [tuple(each.shape) for each in tensors] == [(1, num_tokens)] * 3 + [(1, 9), (1, 8), (1, num_tokens)]
+        assert [tuple(each.shape) for each in tensors] == [(1, num_tokens)] * 3 + [(1, 9), (1, num_tokens)]
         texts = tensors[2][0]
         hidden = torch.randn(1, num_tokens, 3)
         hidden[0, total:] = float("nan")  # as memory that no kernel has written
         assert (texts[total:] == 8).all()
         for mode in ("mean", "max", "cls", "lasttoken", "weightedmean"):
-            assert pool(mode, hidden, PackedTexts(tensors[3][0], texts, tensors[4][0]))[: len(ROWS)].isfinite().all()
+            assert pool(mode, hidden, PackedTexts(tensors[3][0], texts))[: len(ROWS)].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -163,14 +176,18 @@ def test_packing_needs_torch(tmp_path: pathlib.Path) -> None:
         load_sessions(open_encoder(tmp_path), config, "cpu")
 
 
+ANY_SPEC: Any = SimpleNamespace(name="a", task="embedding", max_length=512, vocab_size=100)
+
+
 class TimedSession:
     """Computes ones, and takes what it is given for each batch."""
 
     packed_from: int | None = None
-    why_padded = ""
+    packing_obstacle = None
+    has_packed = False
 
     def __init__(self, padded_s: float, packed_s: float, lone_packed_s: float, packed: float = 1.0) -> None:
-        self.now = 0.0
+        self.now, self.num_texts = 0.0, 0
         self._padded_s, self._packed_s, self._lone_packed_s, self._packed = padded_s, packed_s, lone_packed_s, packed
 
     def run_padded(self, rows: Any) -> list[FloatArray]:
@@ -179,7 +196,12 @@ class TimedSession:
 
     def run_packed(self, rows: Any) -> list[FloatArray]:
         self.now += self._lone_packed_s if len(rows) == 1 else self._packed_s
+        self.num_texts += len(rows)
+        self.has_packed = True
         return [np.array([1.0, self._packed], np.float32)] * len(rows)
+
+    def drop_packed(self) -> None:
+        self.has_packed = False
 
 
 @pytest.mark.parametrize(
@@ -195,9 +217,27 @@ class TimedSession:
 def test_auto_packs_where_that_was_measured_to_be_no_slower_and_has_the_same_results(
     session: TimedSession, packed_from: int | None
 ) -> None:
-    spec: Any = SimpleNamespace(name="a", task="embedding", max_length=512, vocab_size=100)
-    choose_packing(spec, session, "auto", 0.999, clock=lambda: session.now)
+    choose_packing(ANY_SPEC, session, "auto", 0.999, clock=lambda: session.now)
     assert session.packed_from == packed_from
+    assert session.has_packed is (packed_from is not None)  # graphs that are not used take no memory
+
+
+def test_on_compares_the_results_of_a_few_texts_and_times_nothing() -> None:
+    session = TimedSession(2.0, 3.0, 3.0)
+    choose_packing(ANY_SPEC, session, "on", 0.999, clock=lambda: pytest.fail("timed"))
+    assert (session.packed_from, session.num_texts) == (1, 8)
+    with pytest.raises(ModelError, match="packed texts have other results"):
+        choose_packing(ANY_SPEC, TimedSession(2.0, 1.0, 1.0, packed=-1.0), "on", 0.999)
+
+
+def test_a_session_drops_what_packed_batches_hold(tmp_path: pathlib.Path) -> None:
+    spec = open_encoder(make_encoder(tmp_path, **sentence_transformer()))
+    session = TorchSession(spec, msgspec.structs.replace(CONFIG, dtype="float32"), "cpu")
+    session.run_packed([TokenRow(np.arange(9))])
+    assert session._packed is not None
+    packed = weakref.ref(session._packed)
+    choose_packing(spec, session, "auto", min_fidelity=1.1)
+    assert (session.is_packed, packed()) == (False, None)
 
 
 def test_buckets_of_packed_tokens_waste_at_most_an_eighth() -> None:

@@ -21,6 +21,7 @@ from noria.protocol.text import EncoderModelSpec
 _log = logging.getLogger(__name__)
 
 _BATCH, _NUM_BATCHES = 32, 4  # texts
+_FEW = 8  # texts of which the fidelity alone is measured
 _MEDIAN_TOKENS, _SPREAD = 48, 0.9  # log-normal, as the texts of the scheduler's simulations
 _LONE_TOKENS = 24
 _NUM_ROUNDS = 3  # the first computes a new shape, the second captures it
@@ -38,8 +39,8 @@ class PackingSession(Protocol):
     """The number of texts from which on a batch is packed; None: none is."""
 
     @property
-    def why_padded(self) -> str:
-        """Why texts cannot be packed; empty: they can."""
+    def packing_obstacle(self) -> str | None:
+        """The reason why texts cannot be packed, or None."""
         ...
 
     def run_padded(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
@@ -48,6 +49,10 @@ class PackingSession(Protocol):
 
     def run_packed(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
         """Compute texts one behind the other."""
+        ...
+
+    def drop_packed(self) -> None:
+        """Drop what packed batches have allocated."""
         ...
 
 
@@ -81,14 +86,16 @@ def choose_packing(
 
     Raises ModelError: `mode` is "on", and the model cannot be packed, or differs by more than `min_fidelity` allows.
     """
-    if mode == "auto" and session.why_padded:
+    obstacle = session.packing_obstacle
+    if mode == "auto" and obstacle:
         return
     try:
-        if session.why_padded:
-            raise ModelError(session.why_padded)
-        times = measure_packing(spec, session, clock)
-        if not times.fidelity >= min_fidelity:  # NaN is rejected, too
-            raise ModelError(f"packed texts have other results than padded ones: fidelity {times.fidelity:.5f}")
+        if obstacle:
+            raise ModelError(obstacle)
+        times = None if mode == "on" else measure_packing(spec, session, clock)
+        fidelity = _fidelity(spec, session) if times is None else times.fidelity
+        if not fidelity >= min_fidelity:  # NaN is rejected, too
+            raise ModelError(f"packed texts have other results than padded ones: fidelity {fidelity:.5f}")
     except Exception as error:  # also of kernels that this GPU or torch has not
         message = " ".join((str(error) or type(error).__name__).split())
         if mode == "on":
@@ -97,17 +104,32 @@ def choose_packing(
             ) from error
         extra = fields(event="packing_failed", model=spec.name)
         _log.warning("%s keeps padded batches: %s", spec.name, message, extra=extra)
+        session.drop_packed()
         return
-    session.packed_from = 1 if mode == "on" else times.packed_from
+    session.packed_from = 1 if times is None else times.packed_from
+    if session.packed_from is None:
+        session.drop_packed()
     _log.info(
-        "%s computes %s batches: %d texts took %.1f ms padded, %.1f ms packed",
+        "%s computes %s batches: %s",
         spec.name,
         "padded" if session.packed_from is None else "packed",
-        times.num_texts,
-        1e3 * times.padded_s,
-        1e3 * times.packed_s,
+        "engine.encoder_packing is on"
+        if times is None
+        else f"{times.num_texts} texts took {1e3 * times.padded_s:.1f} ms padded, {1e3 * times.packed_s:.1f} ms packed",
         extra=fields(event="packing_chosen", model=spec.name, packed_from=session.packed_from),
     )
+
+
+def _fidelity(spec: EncoderModelSpec, session: PackingSession) -> float:
+    """Return the fidelity of a few packed texts, each computed once, 1 being equal."""
+    rows = _texts(spec, _FEW)
+    return compare(spec, session.run_padded(rows), session.run_packed(rows)).min
+
+
+def _texts(spec: EncoderModelSpec, number: int) -> list[TokenRow]:
+    rng = np.random.default_rng(0)
+    lengths = np.exp(rng.normal(np.log(_MEDIAN_TOKENS), _SPREAD, number)).clip(1, spec.max_length).astype(int)
+    return [TokenRow(rng.integers(0, spec.vocab_size, length)) for length in lengths]
 
 
 def measure_packing(
@@ -117,10 +139,10 @@ def measure_packing(
     batch_texts: int = _BATCH,
 ) -> PackingTimes:
     """Compute texts of many lengths both ways, in batches of `batch_texts`. Raises whatever the session raises."""
-    rng, num_texts = np.random.default_rng(0), _NUM_BATCHES * batch_texts
-    lengths = np.exp(rng.normal(np.log(_MEDIAN_TOKENS), _SPREAD, num_texts)).clip(1, spec.max_length).astype(int)
-    rows = [TokenRow(rng.integers(0, spec.vocab_size, length)) for length in lengths]
-    lone = [[TokenRow(rng.integers(0, spec.vocab_size, min(_LONE_TOKENS, spec.max_length)))]]
+    num_texts = _NUM_BATCHES * batch_texts
+    rows = _texts(spec, num_texts)
+    lengths = np.array([len(row.ids) for row in rows])
+    lone = [[TokenRow(np.arange(min(_LONE_TOKENS, spec.max_length)) % spec.vocab_size)]]
     order = np.argsort(lengths, kind="stable")
     starts = range(0, num_texts, batch_texts)
     as_they_come = [rows[start : start + batch_texts] for start in starts]

@@ -52,8 +52,9 @@ class TorchSession:
 
     def run(self, rows: Sequence[Row], is_alone: bool = False) -> list[FloatArray]:  # noqa: ARG002
         """Compute rows of one kind; see `Session.run`."""
-        packs = self.packed_from is not None and len(rows) >= self.packed_from
-        return self.run_packed(rows) if packs else self.run_padded(rows)
+        if self.packed_from is None or len(rows) < self.packed_from:
+            return self.run_padded(rows)
+        return self.run_packed([row for row in rows if isinstance(row, TokenRow)])
 
     def run_padded(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Compute rows of one kind, padded to the longest."""
@@ -65,17 +66,33 @@ class TorchSession:
                 return unpad(self._replay(tensors, self._graphs)[: len(rows)].cpu().numpy(), rows)
 
     @property
-    def why_padded(self) -> str:
-        """Why texts cannot be packed; empty: they can."""
-        from noria.models.encoder.packing import why_padded
+    def packing_obstacle(self) -> str | None:
+        """The reason why texts cannot be packed, or None."""
+        from noria.models.encoder.packing import packing_obstacle
 
-        return why_padded(self._module)
+        return packing_obstacle(self._module)
 
-    def run_packed(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """Compute texts one behind the other, without padding. `why_padded` must be empty."""
+    def run_packed(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
+        """Compute texts one behind the other, without padding, if there is no `packing_obstacle`.
+
+        Those with unseen tokens are padded apart: FlashAttention would shift windows by the number of such tokens. They
+        are queries that were filled up to one length, so that they need no padding.
+        """
+        filled = [row for row in rows if row.has_unseen]
+        if not filled:
+            return self._run_packed(rows)
+        whole = [row for row in rows if not row.has_unseen]
+        of_filled = iter(self.run_padded(filled))
+        of_whole = iter(self._run_packed(whole) if whole else [])
+        return [next(of_filled if row.has_unseen else of_whole) for row in rows]
+
+    def drop_packed(self) -> None:
+        """Drop what packed batches have allocated; the next one makes it again."""
+        self._packed = None
+
+    def _run_packed(self, texts: Sequence[TokenRow]) -> list[FloatArray]:
         if self._packed is None:
             self._packed = self._make_packed()
-        texts = [row for row in rows if isinstance(row, TokenRow)]
         with torch.inference_mode():
             if self._graphs is None:
                 return self._packed.compute(texts)
@@ -111,23 +128,22 @@ class _Packed:
 
     def __init__(self, forward: Forward, inputs: Sequence[str], pad_id: int | None, device: str) -> None:
         self._forward, self._inputs, self._pad_id, self._device = forward, inputs, pad_id, device
-        self._graphs: dict[tuple[int, int, int, bool], _Graph | None] = {}  # None: the shape has occurred once
+        self._graphs: dict[tuple[int, int, int], _Graph | None] = {}  # None: the shape has occurred once
 
     def compute(self, rows: Sequence[TokenRow]) -> list[FloatArray]:
         """Compute on a CPU."""
         tensors = [torch.from_numpy(array) for array in pack(rows, self._inputs, self._pad_id)]
-        longest, sees_all = max(len(row.ids) for row in rows), not any(row.num_seen for row in rows)
-        return unpack(self._forward(*tensors, max_length=longest, sees_all=sees_all).numpy(), rows)
+        return unpack(self._forward(*tensors, max_length=max(len(row.ids) for row in rows)).numpy(), rows)
 
     def replay(self, rows: Sequence[TokenRow], pool: Any) -> list[FloatArray]:
         """Compute on a GPU, by a CUDA graph if the shape has occurred before: there are many, and most are rare."""
         lengths = [len(row.ids) for row in rows]
         num_texts, num_tokens = _power_of_2(len(rows)), fine_bucket(sum(lengths))
-        longest, sees_all = _power_of_2(max(_MIN_LENGTH, *lengths)), not any(row.num_seen for row in rows)
-        shape = num_texts, num_tokens, longest, sees_all
+        longest = _power_of_2(max(_MIN_LENGTH, *lengths))
+        shape = num_texts, num_tokens, longest
         arrays = pack(rows, self._inputs, self._pad_id, num_texts, num_tokens)
         tensors = [torch.from_numpy(array) for array in arrays]
-        forward = functools.partial(self._forward, max_length=longest, sees_all=sees_all)
+        forward = functools.partial(self._forward, max_length=longest)
         graph = self._graphs.get(shape)
         if graph is None and shape in self._graphs:
             own = [tensor.to(self._device) for tensor in tensors]

@@ -22,18 +22,18 @@ from noria.protocol.text import Pooling
 _ATTENTION = "noria_packed"
 
 
-def why_padded(module: torch.nn.Module) -> str:
-    """Why texts of a model cannot be packed; empty: they can."""
+def packing_obstacle(module: torch.nn.Module) -> str | None:
+    """Return the reason why texts of a model cannot be packed, or None."""
     if not isinstance(module, EncoderModule):
         return "images are not packed"
     kind = getattr(module.model.config, "model_type", "static")
     if kind not in PACKED:
         return f"models of the type {kind} are not packed"
-    return "a head with the classifier_pooling late is not packed" if _pooling_of_head(module.model) == "late" else ""
+    return "a head with the classifier_pooling late is not packed" if _pooling_of_head(module.model) == "late" else None
 
 
 def _pooling_of_head(model: Any) -> str:
-    """How a classifier combines the tokens of a text; empty: the model is no classifier of texts."""
+    """Return a classifier's way to combine the tokens of a text; empty: the model is no classifier of texts."""
     if not type(model).__name__.endswith("ForSequenceClassification"):
         return ""
     return str(getattr(model.config, "classifier_pooling", "cls"))
@@ -43,7 +43,7 @@ class PackedModule(torch.nn.Module):
     """An encoder that computes packed batches, beside the one whose weights it shares."""
 
     def __init__(self, padded: EncoderModule) -> None:
-        """`why_padded` must have no reason."""
+        """`padded` has no `packing_obstacle`."""
         super().__init__()
         shared = {id(tensor): tensor for tensor in itertools.chain(padded.parameters(), padded.buffers())}
         self.encoder: EncoderModule = copy.deepcopy(padded, shared)
@@ -62,28 +62,19 @@ class PackedModule(torch.nn.Module):
         position_ids_1N: torch.Tensor,
         texts_1N: torch.Tensor,
         offsets_1B: torch.Tensor,
-        num_seen_1B: torch.Tensor,
         token_type_ids_1N: torch.Tensor | None = None,
         *,
         max_length: int,
-        sees_all: bool,
     ) -> torch.Tensor:
         """Compute what `token_rows.pack` returns; no text has more than `max_length` tokens.
 
-        Returns a row for each text, or [1, N, …] if results are of tokens. `sees_all` says that tokens attend to
-        all of their text.
+        Returns a row for each text, or [1, N, …] if results are of tokens.
         """
         inputs: dict[str, Any] = {"input_ids": input_ids_1N, "position_ids": position_ids_1N}
         if token_type_ids_1N is not None:
             inputs["token_type_ids"] = token_type_ids_1N
-        texts = PackedTexts(offsets_1B[0], texts_1N[0], num_seen_1B[0])
-        result = self.encoder.model(
-            **inputs,
-            packed_texts=texts,
-            cu_seq_lens_q=offsets_1B[0],
-            max_length_q=max_length,
-            seqused_k=None if sees_all else num_seen_1B[0].int(),
-        )
+        texts = PackedTexts(offsets_1B[0], texts_1N[0])
+        result = self.encoder.model(**inputs, packed_texts=texts, cu_seq_lens_q=offsets_1B[0], max_length_q=max_length)
         return self.encoder.finish(result[self.encoder.output], texts)
 
 
@@ -118,7 +109,6 @@ def _attend(
     *,
     cu_seq_lens_q: torch.Tensor,
     max_length_q: int,
-    seqused_k: torch.Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
@@ -134,9 +124,8 @@ def _attend(
     is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if not query_1HND.is_cuda:
         lengths = cu_seq_lens_q.diff().tolist()
-        num_seen = lengths if seqused_k is None else seqused_k.tolist()
         states = query_1HND, key_1HND, value_1HND
-        return _attend_in_turn(*states, lengths, num_seen, scaling, sliding_window, is_causal), None
+        return _attend_in_turn(*states, lengths, scaling, sliding_window, is_causal), None
     from torch.nn.attention.varlen import varlen_attn
 
     query_NHD, key_NHD, value_NHD = (each[0].transpose(0, 1) for each in (query_1HND, key_1HND, value_1HND))
@@ -144,8 +133,6 @@ def _attend(
     options: dict[str, Any] = {"scale": scaling, "window_size": (left, 0 if is_causal else left)}
     if query_NHD.shape[1] != key_NHD.shape[1]:
         options["enable_gqa"] = True
-    if seqused_k is not None:
-        options["seqused_k"] = seqused_k
     layout = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
     heads_NHD: Any = varlen_attn(query_NHD, key_NHD, value_NHD, *layout, **options)
     return heads_NHD[None], None
@@ -156,25 +143,24 @@ def _attend_in_turn(
     key_1HND: torch.Tensor,
     value_1HND: torch.Tensor,
     lengths: Sequence[int],
-    num_seen: Sequence[int],
     scaling: float | None,
     sliding_window: int | None,
     is_causal: bool,
 ) -> torch.Tensor:
     heads, start = [], 0
-    for length, num_keys in zip(lengths, num_seen, strict=True):
+    for length in lengths:
         end, mask = start + length, None
         if sliding_window is not None or is_causal:
             places = torch.arange(length)
-            distances = places[:, None] - places[None, :num_keys]
+            distances = places[:, None] - places
             mask = (distances >= 0) if is_causal else torch.ones_like(distances, dtype=torch.bool)
             if sliding_window is not None:
                 mask &= distances.abs() < sliding_window
         heads.append(
             torch.nn.functional.scaled_dot_product_attention(
                 query_1HND[:, :, start:end],
-                key_1HND[:, :, start : start + num_keys],
-                value_1HND[:, :, start : start + num_keys],
+                key_1HND[:, :, start:end],
+                value_1HND[:, :, start:end],
                 attn_mask=mask,
                 scale=scaling,
                 enable_gqa=query_1HND.shape[1] != key_1HND.shape[1],

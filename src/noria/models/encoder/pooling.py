@@ -40,14 +40,14 @@ class PaddedTexts:
 class PackedTexts:
     """Finds the texts in [1, N, D], where they follow each other, and tokens behind them belong to none."""
 
-    def __init__(self, offsets_B1: torch.Tensor, texts_N: torch.Tensor, num_seen_B: torch.Tensor) -> None:
-        """Text b has the tokens from `offsets_B1[b]` to the next offset; others attend to the first `num_seen_B[b]`.
+    def __init__(self, offsets_B1: torch.Tensor, texts_N: torch.Tensor) -> None:
+        """Text b has the tokens from `offsets_B1[b]` to the next offset.
 
-        `texts_N` is the text of each token, and B of one that belongs to none, or to which others do not attend.
+        `texts_N` is the text of each token, and B of one that belongs to none.
         """
         # Texts that only fill up a batch begin behind its last token.
         self._starts_B = offsets_B1[:-1].long().clamp(max=len(texts_N) - 1)
-        self._texts_N, self._num_seen_B = texts_N, num_seen_B
+        self._ends_B, self._texts_N = offsets_B1[1:].long(), texts_N
 
     def first(self, hidden_1ND: torch.Tensor) -> torch.Tensor:
         """Return the first token of each text."""
@@ -55,7 +55,7 @@ class PackedTexts:
 
     def last(self, hidden_1ND: torch.Tensor) -> torch.Tensor:
         """Return the last token of each text."""
-        return hidden_1ND[0, (self._starts_B + self._num_seen_B - 1).clamp(min=0)]
+        return hidden_1ND[0, self._ends_B - 1]
 
     def largest(self, hidden_1ND: torch.Tensor) -> torch.Tensor:
         """Return the largest of each number among the tokens of a text."""
@@ -73,7 +73,7 @@ class PackedTexts:
 
     def _rows(self, hidden_1ND: torch.Tensor, value: float) -> torch.Tensor:
         """A row for each text, and one for tokens that belong to none, whose numbers may be anything."""
-        return hidden_1ND.new_full((len(self._num_seen_B) + 1, hidden_1ND.shape[-1]), value)
+        return hidden_1ND.new_full((len(self._ends_B) + 1, hidden_1ND.shape[-1]), value)
 
 
 Texts = PaddedTexts | PackedTexts

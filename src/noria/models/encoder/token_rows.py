@@ -29,6 +29,11 @@ class TokenRow(NamedTuple):
     type_ids: NDArray[Any] | None = None  # 1 in the second text of a pair; None: all 0
     num_seen: int = 0  # the first tokens, to which all attend; 0: all
 
+    @property
+    def has_unseen(self) -> bool:
+        """Whether there are tokens to which the others do not attend."""
+        return 0 < self.num_seen < len(self.ids)
+
     @classmethod
     def of(cls, text: TokenizedText) -> "TokenRow":
         """The tokens of a tokenized text."""
@@ -108,30 +113,28 @@ def pack(
 ) -> list[NDArray[Any]]:
     """Return rows one after the other, filled up with empty ones to `num_texts`, and to `num_tokens` with tokens.
 
-    Each tensor is [1, numbers]: token ids, their positions, the text of each token (`num_texts` if it belongs to none,
-    or others do not attend to it), int32 offsets of the texts and the end, numbers of tokens to which others attend,
-    and token types if `names` has them. Positions are from 0, or as RoBERTa's: after `pad_id`, which has itself.
+    Each tensor is [1, numbers]: token ids, their positions, the text of each token (`num_texts` if it belongs to none),
+    int32 offsets of the texts and the end, and token types if `names` has them. Positions are from 0, or as RoBERTa's:
+    after `pad_id`, which has itself. No row has unseen tokens.
     """
     lengths = [len(row.ids) for row in rows]
     total, num_texts = sum(lengths), max(num_texts, len(rows))
     num_tokens = max(num_tokens, total)
     ids, positions, types = np.zeros((3, 1, num_tokens), np.int64)
-    texts, num_seen = np.full((1, num_tokens), num_texts), np.zeros((1, num_texts), np.int64)
+    texts = np.full((1, num_tokens), num_texts)
     offsets = np.full((1, num_texts + 1), total, np.int32)
     offsets[0, : len(rows)] = np.cumsum([0, *lengths[:-1]])
-    num_seen[0, : len(rows)] = [row.num_seen or length for row, length in zip(rows, lengths, strict=True)]
     ids[0, :total] = np.concatenate([row.ids for row in rows])
     starts = np.repeat(offsets[0, : len(rows)], lengths)
     places = np.arange(total) - starts
-    is_seen = places < np.repeat(num_seen[0, : len(rows)], lengths)
-    texts[0, :total] = np.where(is_seen, np.repeat(np.arange(len(rows)), lengths), num_texts)
+    texts[0, :total] = np.repeat(np.arange(len(rows)), lengths)
     if pad_id is None:
         positions[0, :total] = places
     else:
         is_counted = ids[0, :total] != pad_id
         counts = np.cumsum(is_counted)
         positions[0, :total] = pad_id + (counts - (counts - is_counted)[starts]) * is_counted
-    tensors = [ids, positions, texts, offsets, num_seen]
+    tensors = [ids, positions, texts, offsets]
     if INPUTS[2] in names:
         for start, row in zip(offsets[0], rows, strict=False):
             if row.type_ids is not None:

@@ -7,8 +7,6 @@ wait start earlier, together, by more than it lets the leader end later: with fe
 latency is low, with many it is efficient. For log-normal lengths that spends 80 to 89 % of the device's time on real
 tokens, growing with the number of waiting rows, where taking the first eight spends 18 to 37 %
 (`python -m noria_bench.micro.batch_scheduling`).
-
-A call that packs its rows wastes nothing: it takes them in the policy's order (`num_to_pack`).
 """
 
 import math
@@ -72,7 +70,7 @@ def select_window(lengths: Sequence[int], leader: int, limits: BatchLimits) -> t
 
 
 def num_to_pack(lengths: Sequence[int], limits: BatchLimits) -> int:
-    """Return how many rows of `lengths`, the leader's first, share a call that has no padding.
+    """Return how many rows of `lengths`, in the policy's order, share a call that has no padding.
 
     Each more lowers the cost per token, so it is the most that fit and are worth the leader's delay.
     """

@@ -40,7 +40,7 @@ _NUM_PAIRS, _MIN_PAIRS = 9, 3
 _BUDGET_S = 10.0  # seconds after which a number of rows has no further pair
 
 Way = Callable[[], AbstractContextManager[None]]
-"""Makes calls so inside of the context."""
+"""Returns a context within which the model is called in one of the ways."""
 
 
 class TimePair(Protocol):
