@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.metadata
 import shutil
 
 import msgspec
@@ -106,6 +107,16 @@ def test_the_measurement_decides_and_is_kept(spec, config, monkeypatch, seconds,
     assert known_choice(spec, config, "a device") == choice
     for others in ((spec, config, "another"), (msgspec.structs.replace(spec, fingerprint="b"), config, "a device")):
         assert known_choice(*others) is None
+
+
+def test_a_choice_is_not_that_of_other_attention_packages(spec, config, monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "compile", mark_as_compiled)
+    choose(spec, config, (2.0, 1.0))
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.8" if name == "flash-attn" else real(name))
+    assert known_choice(spec, config, "a device") is None
+    monkeypatch.undo()
+    assert known_choice(spec, config, "a device") is not None
 
 
 def test_blocks_that_cannot_be_compiled_stay_as_they_are(spec, config, monkeypatch, caplog):

@@ -4,6 +4,7 @@ Importing this module is cheap: torch is imported by `choose_calls`, and only wh
 """
 
 import hashlib
+import importlib.metadata
 import logging
 import math
 import os
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 MARGIN = 1.03
 """How many times as fast another way of calling must be, in the geometric mean over the measured numbers of rows."""
+
+_ATTENTION_PACKAGES = ("flash-attn", "flash-attn-3")  # packages of kernels that `call_trials.py` tries
 
 _MAX_LOSS = 0.99  # at no number of rows may it be slower than so many times as fast: pairs of equal calls vary by 1 %
 
@@ -141,10 +144,18 @@ def _describe_trial(trial: CallTrial) -> str:
 
 
 def _file(spec: DiffusionModelSpec, config: EngineConfig, hardware: str) -> pathlib.Path:
-    """Return where the choice is kept: by all that the cost of a call depends on."""
-    key = sorted(cost_key(spec, config, hardware).items())
+    """Return where the choice is kept: by all that the cost of a call depends on, and what could be chosen."""
+    versions = {package: _version(package) for package in _ATTENTION_PACKAGES}
+    key = sorted((cost_key(spec, config, hardware) | versions).items())
     name = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
     return cache_folder(config.cache_dir, os.environ) / "calls" / f"{name}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _read(file: pathlib.Path) -> CallChoice | None:
