@@ -15,11 +15,15 @@ import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion import loading
 from noria.engine.diffusion.loading import load_runtime
+from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto
 from noria.engine.diffusion.sizing.weight_bytes import weights_of, weights_to_load
+from noria.engine.diffusion.warmup import call_choice
+from noria.engine.diffusion.warmup.calibration import device_name
 from noria.engine.loop import RequestEnded, ResultReady, StepLoop
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
+from noria.protocol.model_spec import CallTrial
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request
 
@@ -161,6 +165,27 @@ def test_compiled_models_are_loaded_and_measured_with_the_threads_that_serve(run
     monkeypatch.setattr(loading, "measure_costs", lambda *_: seen.append(torch.get_num_threads()))
     runtime.load_beside(open_model(str(bundled_folder)))
     assert seen == [2, 2]
+
+
+def test_a_mounted_model_is_called_as_an_earlier_start_chose_and_is_not_measured(runtime, newer, monkeypatch):
+    changes, newer_spec = runtime.load_beside.__self__, open_model(str(newer))
+    changes._config = config = msgspec.structs.replace(changes._config, compile_blocks="auto")
+    monkeypatch.setattr(loading, "choose_calls", lambda *_: pytest.fail("measured"))
+    loads, real = [], loading._load
+
+    def load(spec, config, device):
+        loads.append(config.compile_blocks)
+        return real(spec, msgspec.structs.replace(config, compile_blocks=False), device)  # compiling takes a minute
+
+    monkeypatch.setattr(loading, "_load", load)
+    runtime.load_beside(newer_spec).add()
+    assert runtime.call_choices() == ()
+    resolved = resolve_auto(config, newer_spec, "cpu", detect_machine())
+    trial = CallTrial("sdpa", compile_blocks=True, speedup=2.0, is_chosen=True)
+    monkeypatch.setattr(call_choice, "_measure", lambda *_: [trial])
+    _, choice = call_choice.choose_calls(newer_spec, resolved, device_name("cpu"), None)
+    runtime.load_beside(newer_spec).add()
+    assert (loads, runtime.call_choices()) == ([False, True], (choice,))
 
 
 def test_the_costs_of_another_architecture_are_measured_and_not_kept(runtime, spec, bundled_folder, tmp_path):

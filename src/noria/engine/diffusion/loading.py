@@ -28,7 +28,7 @@ from noria.engine.diffusion.warmup.calibration import (
     run_warmup_request,
     shape_costs,
 )
-from noria.engine.diffusion.warmup.call_choice import choose_calls
+from noria.engine.diffusion.warmup.call_choice import choose_calls, use_known_choice
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import check_memory, free_memory_bytes, peak_bytes
 from noria.engine.resources.priority import on_one_core, run_apart
@@ -193,6 +193,7 @@ class _ModelChanges:
         if config.offload == "blocks" and config.offload_resident_bytes == "auto":
             # Models that serve take memory that is free now for their next calls.
             config = msgspec.structs.replace(config, offload_resident_bytes=0)
+        config, choice = use_known_choice(spec, config, device_name(self._device))
         weights = weights_to_load(spec, config, self._device)
         check_memory(spec.name, sum(weights.here.values()), self._device, self._free_bytes)
         if weights.elsewhere:
@@ -205,6 +206,7 @@ class _ModelChanges:
         # Compiled code is for the number of threads that it was compiled with, and is compiled again for another.
         is_compiled = config.compile or config.compile_blocks
         executor = run_apart(load if is_compiled else on_one_core(load), niceness)
+        executor.call_choice = choice
         config = executor.config
         cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
@@ -346,7 +348,7 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
 
         num_bytes = free_for_blocks(spec, config, free_memory_bytes(device) // count_engines(device, config))
         config = msgspec.structs.replace(config, offload_resident_bytes=num_bytes)
-    hardware, choice = device_name(torch.device(device)), None
+    hardware, choice = device_name(device), None
     if config.compile_blocks == "auto":
         load = functools.partial(_load_model, spec, device=device, hardware=hardware)
         config, choice = choose_calls(spec, config, hardware, load)

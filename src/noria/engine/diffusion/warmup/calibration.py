@@ -309,10 +309,10 @@ def cost_cache(spec: DiffusionModelSpec, config: EngineConfig, device: "torch.de
     return CostCache(cost_folder(config.cache_dir), spec, config, device_name(device))
 
 
-def device_name(device: "torch.device") -> str:
+def device_name(device: "torch.device | str") -> str:
     """The hardware's name, which keeps the costs of different devices apart."""
     import torch
 
-    if device.type == "cuda":
+    if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"

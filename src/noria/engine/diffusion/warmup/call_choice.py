@@ -124,6 +124,21 @@ def known_choice(spec: DiffusionModelSpec, config: EngineConfig, hardware: str) 
     return _read(_file(spec, config, hardware))
 
 
+def use_known_choice(
+    spec: DiffusionModelSpec, config: EngineConfig, hardware: str
+) -> tuple[EngineConfig, CallChoice | None]:
+    """Return `config` with what an earlier start chose if `compile_blocks` is "auto"; uncompiled if nothing is known.
+
+    Nothing is measured, because other models serve meanwhile.
+    """
+    if config.compile_blocks != "auto":
+        return config, None
+    choice = known_choice(spec, config, hardware)
+    if choice is None:
+        return msgspec.structs.replace(config, compile_blocks=False), None
+    return apply_choice(config, choice), choice
+
+
 def describe(choice: CallChoice | None) -> str:
     """Return what was chosen, with the figures, as the log and `noria doctor` show it."""
     if choice is None:
