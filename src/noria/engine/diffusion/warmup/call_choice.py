@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 MARGIN = 1.03
 """How many times as fast another way of calling must be, in the geometric mean over the measured numbers of rows."""
 
-_ATTENTION_PACKAGES = ("flash-attn", "flash-attn-3")  # of the kernels that `call_trials.py` tries
+_ATTENTION_PACKAGES = ("flash-attn", "flash-attn-3")  # packages of kernels that `call_trials.py` tries
 
 _MAX_LOSS = 0.99  # at no number of rows may it be slower than so many times as fast: pairs of equal calls vary by 1 %
 
