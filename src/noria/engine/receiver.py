@@ -28,6 +28,7 @@ from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     Cancel,
+    CancelMount,
     EngineState,
     ExitCause,
     Failed,
@@ -91,6 +92,7 @@ class RequestReceiver:
         self.commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         # What clients want of the mounter; None ends it.
         self.changes: queue.SimpleQueue[tuple[ClientId, Mount | Unmount] | None] = queue.SimpleQueue()
+        self.wanted_changes: set[tuple[ClientId, str]] = set()  # by change_id; others of `changes` were cancelled
         # When each checkpoint that is or was held got its last request, or was loaded, in monotonic seconds.
         self.checkpoints_used: dict[ModelKey, float] = {}
         self._channel, self._models, self._device = channel, tuple(models), device
@@ -198,11 +200,18 @@ class RequestReceiver:
                 self.start_draining()
             case ViewRequest():
                 self.commands.put(SubscribeCommand(client, message))
-            case Mount() | Unmount():
-                self.changes.put((client, message))
+            case Mount() | Unmount() | CancelMount():
+                self._change_models(client, message)
             case Ping():
                 self._pass_accepted_on()  # so that a pong says that the messages before it have been received
                 self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
+
+    def _change_models(self, client: ClientId, message: Mount | Unmount | CancelMount) -> None:
+        if isinstance(message, CancelMount):
+            self.wanted_changes.discard((client, message.change_id))
+        else:
+            self.wanted_changes.add((client, message.change_id))
+            self.changes.put((client, message))
 
     def _register_client(self, client: ClientId, name: str, lease_s: float | None) -> None:
         """Register a connection under the client's name; requests of its previous connection are cancelled."""

@@ -4,7 +4,7 @@ Each is a tagged msgspec struct in one MessagePack frame. What is large, such as
 its message, so that it is never copied into MessagePack. Engines know a request by its `attempt_id`.
 
     to an engine     Hello, EngineRequest (`request.py`), Resume, Cancel, Release, Leave, Ping, LoadAck (for every
-                     EngineLoad), ViewRequest, Mount, Unmount
+                     EngineLoad), ViewRequest, Mount, CancelMount, Unmount
     from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
                      EngineView (one for every ViewRequest), MountResult (one for every Mount and Unmount);
                      for every EngineRequest and Resume (Progress | Preview | ImageDone)*, then one of Finished |
@@ -140,6 +140,12 @@ class Mount(Struct, frozen=True, tag=True):
     model: AnyModelSpec
     replaces: tuple[ModelKey, ...] = ()
     max_loaded: int | None = None
+
+
+class CancelMount(Struct, frozen=True, tag=True):
+    """Nobody waits for a `Mount` of this client any more: it fails, unless it has begun."""
+
+    change_id: str
 
 
 class Unmount(Struct, frozen=True, tag=True):
@@ -356,7 +362,18 @@ class StateRefused(Struct, frozen=True, tag=True):
 
 
 ToEngine = (
-    Hello | EngineRequest[Payload] | Resume | Cancel | Release | Leave | Ping | LoadAck | ViewRequest | Mount | Unmount
+    Hello
+    | EngineRequest[Payload]
+    | Resume
+    | Cancel
+    | Release
+    | Leave
+    | Ping
+    | LoadAck
+    | ViewRequest
+    | Mount
+    | CancelMount
+    | Unmount
 )
 AboutAttempt = Progress | Preview | ImageDone | Finished | Failed | HandedOver | StateRefused
 """The answers to `EngineRequest` and `Resume`."""

@@ -23,6 +23,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     Cancel,
+    CancelMount,
     EngineLoad,
     EngineState,
     EngineView,
@@ -216,6 +217,7 @@ class FakeEngine:
                     if run.replace(message):
                         for each in clients:
                             channel.send(each, run.state_message(state))
+                mounts = _without_cancelled(mounts, message)
                 self._handle(channel, client, message, data, run)
             while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
                 client, change = mounts.pop(0)
@@ -346,6 +348,12 @@ class FakeEngine:
                 colour = functools.partial(self.colour, version=version)
                 denoise_s = 0.003 + self.delays_s.get(version, 0.0)
                 yield from image_replies(request, data, num_images, colour, denoise_s, self.safety_scores)
+
+
+def _without_cancelled(
+    mounts: list[tuple[bytes, Mount | Unmount]], message: object
+) -> list[tuple[bytes, Mount | Unmount]]:
+    return [each for each in mounts if CancelMount(each[1].change_id) != message]
 
 
 class _Run:

@@ -3,9 +3,11 @@
 A file is opened once, which converts it the first time it is served; then its properties are known, and requests for it
 can be validated. Engines load it when a request waits for it, and unload it for another one (`engine/mounting.py`).
 Requests for one model share its opening and its load. One that fails fails all of them; the next request tries again.
+A load that nobody waits for any more is cancelled, so that it unloads nothing.
 """
 
 import asyncio
+import collections
 import contextlib
 import logging
 import threading
@@ -42,6 +44,7 @@ class Checkpoints:
         self._specs: dict[str, DiffusionModelSpec] = {}
         self._opening: dict[str, asyncio.Task[str]] = {}  # each returns why it failed, or an empty string
         self._loading: dict[str, asyncio.Task[str]] = {}
+        self._num_waiting: collections.Counter[str] = collections.Counter()  # for a load, by model
         self._one_at_a_time = asyncio.Lock()
         if self.files:
             pool.on_models.append(self._learn)
@@ -109,7 +112,13 @@ class Checkpoints:
         return spec is not None and spec.matches(model, version) and self._pool.can_mount(spec)
 
     async def _load(self, model: str, _version: str) -> None:
-        await self._share(self._loading, model, lambda: self._mount(self._specs[model]))
+        self._num_waiting[model] += 1
+        try:
+            await self._share(self._loading, model, lambda: self._mount(self._specs[model]))
+        finally:
+            self._num_waiting[model] -= 1
+            if not self._num_waiting[model] and (loading := self._loading.pop(model, None)) is not None:
+                loading.cancel()
 
     async def _mount(self, spec: DiffusionModelSpec) -> str:
         error = await self._pool.mount(spec, self._config.max_checkpoints_loaded)
@@ -120,8 +129,8 @@ class Checkpoints:
     ) -> None:
         """Wait for the work on a model that goes on, or is begun; it is not cancelled with the caller."""
         if name not in tasks:
-            tasks[name] = asyncio.create_task(work())
-            tasks[name].add_done_callback(lambda _: tasks.pop(name))
+            tasks[name] = task = asyncio.create_task(work())
+            task.add_done_callback(lambda _: tasks.pop(name) if tasks.get(name) is task else None)
         if error := await asyncio.shield(tasks[name]):
             raise ModelNotLoaded(error)
 
