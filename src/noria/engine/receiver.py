@@ -37,6 +37,7 @@ from noria.protocol.messages import (
     Leave,
     LoadAck,
     Mount,
+    NotHeld,
     Ping,
     Pong,
     Release,
@@ -271,9 +272,11 @@ class RequestReceiver:
     ) -> None:
         executor, arrived, spec = self._executor, time.monotonic(), self._find_model(request)
         wanted = ModelKey(request.model, request.model_version)
-        may_have_left = resumption is not None or wanted in self.checkpoints_used  # while the request was under way
-        if executor is not None and spec is None and may_have_left:
+        if executor is not None and spec is None and resumption is not None:
             self._send_unserved(client, HandedOver(request.attempt_id), arrived)
+            return
+        if executor is not None and spec is None and wanted in self.checkpoints_used:
+            self._channel.send(client, NotHeld(request.attempt_id))
             return
         if executor is None or spec is None:
             missing = (

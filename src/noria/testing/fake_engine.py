@@ -38,6 +38,7 @@ from noria.protocol.messages import (
     ModelPrecision,
     Mount,
     MountResult,
+    NotHeld,
     Progress,
     Release,
     Resume,
@@ -155,6 +156,7 @@ class FakeEngine:
         self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
         self.mount_error = ""  # the sentence with which every `Mount` fails; empty: none does
         self.withholds_mounts = False  # until it is false again, mounts wait
+        self.num_not_held = 0  # answers so many requests with `NotHeld`
         self.max_models: int | None = None  # a `Mount` beside so many fails; None: memory holds all
         # Returns its reply to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no reply.
         self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = lambda *_: None
@@ -274,6 +276,10 @@ class FakeEngine:
                 self.in_flight.remove(attempt_id)
                 version = self.models[0].fingerprint
                 channel.send(client, HandedOver(attempt_id, self.states, version), self.states_data or None)
+            case EngineRequest() if self.num_not_held:
+                self.num_not_held -= 1
+                self.submitted.append(message)
+                channel.send(client, NotHeld(message.attempt_id))
             case EngineRequest():
                 self._submit(channel, client, message, data, run)
             case Resume(request=request):

@@ -102,6 +102,14 @@ def test_an_engine_that_has_restarted_loads_a_checkpoint_again(client, engine):
     assert len(engine.model_changes) == 2
 
 
+def test_a_request_whose_checkpoint_has_just_left_is_as_new_when_it_is_sent_again(client, engine):
+    engine.num_not_held = 1
+    assert t2i(client, "first", deadline_ms=60_000).is_success
+    first, again = engine.submitted
+    assert (again.was_moved, again.priority, engine.resumed) == (False, first.priority, [])
+    assert 0.0 < again.deadline_s <= first.deadline_s
+
+
 def test_a1111s_clients_switch_by_title_file_or_name(client, engine):
     before = client.get("/sdapi/v1/sd-models").json()
     assert [(each["title"], each["hash"]) for each in before[1:]] == [
@@ -123,3 +131,9 @@ def test_a_file_is_known_by_what_clients_of_a1111_call_it(title):
     checkpoints = Checkpoints(EnginePool([]), EngineConfig(checkpoints="/models"), ["my model.safetensors"])
     assert checkpoints.find_name(title) == "my-model"
     assert checkpoints.find_name("my") is None
+
+
+@pytest.mark.parametrize("title", ["a [v2]", "a [v2].safetensors", "a [v2].safetensors [6ce0161689]"])
+def test_a_name_may_have_what_looks_like_a_hash(title):
+    checkpoints = Checkpoints(EnginePool([]), EngineConfig(checkpoints="/models"), ["a.safetensors", "a [v2].safetensors"])
+    assert checkpoints.files[checkpoints.find_name(title)].name == "a [v2].safetensors"

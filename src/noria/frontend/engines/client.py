@@ -144,6 +144,7 @@ class EngineClient:
         Raises:
             AttemptLostError: the engine ended.
             AttemptMovedError: another engine has to go on.
+            AttemptNotHeldError: the request's checkpoint has left.
             StateRefusedError: the engine cannot `resume`.
             NoriaError: the engine's rejection or failure.
         """
