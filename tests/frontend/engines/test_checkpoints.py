@@ -135,5 +135,7 @@ def test_a_file_is_known_by_what_clients_of_a1111_call_it(title):
 
 @pytest.mark.parametrize("title", ["a [v2]", "a [v2].safetensors", "a [v2].safetensors [6ce0161689]"])
 def test_a_name_may_have_what_looks_like_a_hash(title):
-    checkpoints = Checkpoints(EnginePool([]), EngineConfig(checkpoints="/models"), ["a.safetensors", "a [v2].safetensors"])
+    checkpoints = Checkpoints(
+        EnginePool([]), EngineConfig(checkpoints="/models"), ["a.safetensors", "a [v2].safetensors"]
+    )
     assert checkpoints.files[checkpoints.find_name(title)].name == "a [v2].safetensors"

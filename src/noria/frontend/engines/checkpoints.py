@@ -52,8 +52,9 @@ class Checkpoints:
 
     def find_name(self, title: str) -> str | None:
         """Return the name of the checkpoint that A1111's clients call `title`: `FILE [HASH]`, the file, or the name."""
-        bare = title.partition(" [")[0]
-        return next((name for name, file in self.files.items() if bare in (name, file.name, file.stem)), None)
+        called = [(name, (name, file.name, file.stem)) for name, file in self.files.items()]
+        wanted = (title, title.rpartition(" [")[0])
+        return next((name for each in wanted for name, titles in called if each in titles), None)
 
     @property
     def unopened(self) -> list[str]:
