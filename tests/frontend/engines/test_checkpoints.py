@@ -1,11 +1,14 @@
 """Models that requests have opened and loaded: a real front end in front of a fake engine, folders of a real model."""
 
 import concurrent.futures
+import itertools
+import types
 
 import httpx
 import pytest
 
 from noria.config import Config, EngineConfig
+from noria.frontend.engines import checkpoints
 from noria.frontend.engines.checkpoints import Checkpoints
 from noria.frontend.engines.pool import EnginePool
 from noria.protocol.messages import Mount
@@ -108,6 +111,17 @@ def test_a_request_whose_checkpoint_has_just_left_is_as_new_when_it_is_sent_agai
     first, again = engine.submitted
     assert (again.was_moved, again.priority, engine.resumed) == (False, first.priority, [])
     assert 0.0 < again.deadline_s <= first.deadline_s
+
+
+def test_the_deadline_of_a1111s_clients_bounds_the_opening_and_is_earlier_by_what_it_took(client, engine, monkeypatch):
+    body, headers = {"override_settings": {"sd_model_checkpoint": "first"}}, {"X-Noria-Deadline-Ms": "1"}
+    late = client.post("/sdapi/v1/txt2img", json=body, headers=headers)
+    assert (late.status_code, engine.model_changes) == (504, [])
+    clock = itertools.count(step=20.0)
+    monkeypatch.setattr(checkpoints, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    body, headers = {"override_settings": {"sd_model_checkpoint": "second"}}, {"X-Noria-Deadline-Ms": "60000"}
+    assert client.post("/sdapi/v1/txt2img", json=body, headers=headers).is_success
+    assert 0.0 < engine.submitted[0].deadline_s <= 40.0
 
 
 def test_a1111s_clients_switch_by_title_file_or_name(client, engine):

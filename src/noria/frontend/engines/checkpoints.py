@@ -20,6 +20,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.errors import DeadlineExceeded, ModelError, ModelNotLoaded, NoriaError
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.request_context import RequestContext
 from noria.models.catalog import open_model
 from noria.models.checkpoint_folder import checkpoint_files
 from noria.observe.logs.log_record import fields
@@ -61,17 +62,19 @@ class Checkpoints:
         """The names of the models whose properties are not known yet."""
         return [name for name in self.files if name not in self._specs]
 
-    async def open(self, name: str | None, timeout_s: float, deadline_ms: float | None = None) -> float:
-        """Have the properties of the model `name` be known, if it is a checkpoint; return the seconds that it took.
+    async def open(
+        self, name: str | None, context: RequestContext, timeout_s: float, deadline_ms: float | None = None
+    ) -> None:
+        """Have the properties of the model `name` be known, if it is a checkpoint.
 
-        Its file may have to be converted.
+        Its file may have to be converted. The seconds that it took are added to `context.opened_s`.
 
         Raises:
             ModelNotLoaded: it cannot be opened.
             DeadlineExceeded: it took longer than `timeout_s` or `deadline_ms`. It goes on, for the next request.
         """
         if name is None or name not in self.files or name in self._specs:
-            return 0.0
+            return
         started = time.monotonic()
         limit_s = timeout_s if deadline_ms is None else min(timeout_s, deadline_ms / 1000)
         try:
@@ -81,7 +84,7 @@ class Checkpoints:
             raise DeadlineExceeded(
                 f"{name} was not opened within {limit_s:g} s; it is still being converted."
             ) from error
-        return time.monotonic() - started
+        context.opened_s += time.monotonic() - started
 
     async def _open(self, name: str) -> str:
         file = self.files[name]
