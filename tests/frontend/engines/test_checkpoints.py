@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import threading
 import types
 
 import httpx
@@ -111,6 +112,18 @@ def test_a_request_whose_checkpoint_has_just_left_is_as_new_when_it_is_sent_agai
     first, again = engine.submitted
     assert (again.was_moved, again.priority, engine.resumed) == (False, first.priority, [])
     assert 0.0 < again.deadline_s <= first.deadline_s
+
+
+def test_few_uploads_wait_until_their_model_is_opened(client, monkeypatch):
+    may_open, open_model = threading.Event(), checkpoints.open_model
+    monkeypatch.setattr(checkpoints, "open_model", lambda *args: may_open.wait(TIMEOUT_S) and open_model(*args))
+    with concurrent.futures.ThreadPoolExecutor(3) as users:
+        answers = [users.submit(t2i, client, "first", negative_prompt="a" * 70_000) for _ in range(3)]
+        (rejected,), _ = concurrent.futures.wait(answers, TIMEOUT_S, concurrent.futures.FIRST_COMPLETED)
+        assert "2 uploads for models that are being opened" in rejected.result().json()["error"]["message"]
+        assert t2i(client, "first", deadline_ms=300).status_code == 504  # a short body waits
+        may_open.set()
+    assert sorted(each.result().status_code for each in answers) == [400, 400, 429]
 
 
 def test_the_deadline_of_a1111s_clients_bounds_the_opening_and_is_earlier_by_what_it_took(client, engine, monkeypatch):

@@ -19,6 +19,7 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import DeadlineExceeded, ModelError, ModelNotLoaded, NoriaError
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.request_context import RequestContext
 from noria.models.catalog import open_model
@@ -26,6 +27,9 @@ from noria.models.checkpoint_folder import checkpoint_files
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelKey, ModelSpec
+
+MAX_WAITING_UPLOADS, MAX_WAITING_UPLOADS_PER_CLIENT = 8, 2  # half of a front end's places for uploads, and a client's
+_RETRY_AFTER_S = 30.0  # a conversion takes up to minutes
 
 log = logging.getLogger("noria.frontend")
 
@@ -46,6 +50,12 @@ class Checkpoints:
         self._opening: dict[str, asyncio.Task[str]] = {}  # each returns why it failed, or an empty string
         self._loading: dict[str, asyncio.Task[str]] = {}
         self._num_waiting: collections.Counter[str] = collections.Counter()  # for a load, by model
+        self._uploads = ConcurrencyLimiter(
+            "uploads for models that are being opened",
+            MAX_WAITING_UPLOADS,
+            MAX_WAITING_UPLOADS_PER_CLIENT,
+            _RETRY_AFTER_S,
+        )
         self._one_at_a_time = asyncio.Lock()
         if self.files:
             pool.on_models.append(self._learn)
@@ -71,15 +81,18 @@ class Checkpoints:
 
         Raises:
             ModelNotLoaded: it cannot be opened.
+            RateLimited: too many uploads wait for an opening: others would have no place.
             DeadlineExceeded: it took longer than `timeout_s` or `deadline_ms`. It goes on, for the next request.
         """
         if name is None or name not in self.files or name in self._specs:
             return
         started = time.monotonic()
         limit_s = timeout_s if deadline_ms is None else min(timeout_s, deadline_ms / 1000)
+        held = self._uploads.hold(context.client) if context.holds_upload else contextlib.nullcontext()
         try:
-            async with asyncio.timeout(limit_s):
-                await self._share(self._opening, name, lambda: self._open(name))
+            with held:
+                async with asyncio.timeout(limit_s):
+                    await self._share(self._opening, name, lambda: self._open(name))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{name} was not opened within {limit_s:g} s; it is still being converted."

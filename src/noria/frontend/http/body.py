@@ -166,6 +166,7 @@ class JsonBodyReader:
         def take(num_bytes: int) -> None:
             while limiters and num_bytes > limiters[0][0]:
                 slots.enter_context(limiters.pop(0)[1].hold(client_id_of(http)))
+                http.state.context.holds_upload = True
 
         return take
 
