@@ -18,16 +18,18 @@ from noria.engine.step_engine import StepEngine
 from noria.errors import ModelError
 from noria.protocol.messages import (
     Cancel,
+    CancelMount,
     EngineLoad,
     EngineState,
     Failed,
     Finished,
-    HandedOver,
     Hello,
     ImageDone,
     Mount,
     MountResult,
+    NotHeld,
     Ping,
+    Pong,
     Progress,
     Unmount,
 )
@@ -374,8 +376,7 @@ def test_checkpoints_make_room_for_each_other_idle_ones_first_then_by_their_last
     assert mount(harness, third, 2) == ""
     assert harness.released == [second.key]
     harness.client.send(request("late", second))
-    (moved,) = harness.client.receive()
-    assert isinstance(moved, HandedOver)  # a front end has it loaded again
+    assert harness.client.receive() == [NotHeld("late")]  # a front end has it loaded again
     device = harness.devices[first.key]
     device.began.clear()
     device.may_step.clear()
@@ -388,6 +389,20 @@ def test_checkpoints_make_room_for_each_other_idle_ones_first_then_by_their_last
     ended = {each.attempt_id for each in harness.client.receive(6) if isinstance(each, Finished)}
     assert (ended, harness.released) == ({"running", "newer"}, [second.key, third.key])
     assert harness.receiver.models == (FAKE_MODEL, first, fourth)
+
+
+def test_a_mount_that_is_cancelled_before_its_turn_unloads_nothing(harness, monkeypatch):
+    monkeypatch.setattr(mounting, "_MIN_STAY_S", 0.0)
+    assert mount(harness, OTHER, 1) == ""
+    harness.may_load.clear()
+    harness.other.send(Mount("a", NEWER))
+    wait_until(lambda: NEWER.key in harness.loads)
+    third = msgspec.structs.replace(FAKE_MODEL, name="third")
+    harness.client.send(Mount("b", third, max_loaded=1), CancelMount("b"), Ping())
+    assert isinstance(harness.client.receive()[0], Pong)
+    harness.may_load.set()
+    assert harness.client.receive(2)[1] == MountResult("b", "the mount was cancelled.")
+    assert harness.receiver.models == (FAKE_MODEL, OTHER, NEWER)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_leaves_the_others_and_is_tried_again(harness, monkeypatch):

@@ -22,11 +22,16 @@ def test_files_and_folders_are_listed_without_reading_their_numbers(tmp_path, te
     (tmp_path / "._my model.safetensors").write_bytes(b"macOS")
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "folder").symlink_to(tiny_folder)
+    (tmp_path / "gone.safetensors").symlink_to("nowhere")
+    (tmp_path / "SDXL").mkdir()
+    single_files.save_header(tmp_path / "SDXL" / "other.safetensors", tensors)
     engine = EngineConfig(checkpoints=str(tmp_path), cache_dir=str(tmp_path / "cache"))
     found, refused = list_checkpoints(engine, [str(tmp_path / "served.safetensors")])
     assert found == ("folder", "my model.safetensors")
-    assert len(refused) == 1
-    assert "lora.safetensors" in refused[0]
+    assert len(refused) == 3
+    assert "SDXL has no model_index.json, and single files in a subfolder are not served." in refused[0]
+    assert "gone.safetensors cannot be read: No such file or directory." in refused[1]
+    assert "lora.safetensors" in refused[2]
     assert list(checkpoint_files(str(tmp_path), found)) == ["folder", "my-model"]
     assert not (tmp_path / "cache").exists()
 

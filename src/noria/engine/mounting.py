@@ -37,7 +37,7 @@ _MIN_STAY_S = 1.0
 class ModelMounter(threading.Thread):
     """Makes the changes of `receiver.changes` in order, and answers each with `MountResult`.
 
-    A change whose client has left is made all the same.
+    A change whose client has left is made all the same, unless it was cancelled before.
     """
 
     def __init__(
@@ -61,8 +61,10 @@ class ModelMounter(threading.Thread):
         """Make changes until `stop`."""
         while (change := self._receiver.changes.get()) is not None and not self._stopped.is_set():
             client, message = change
-            error = ""
+            error, change_id = "", (client, message.change_id)
             try:
+                if change_id not in self._receiver.wanted_changes:
+                    raise SetupError("the mount was cancelled.")
                 match message:
                     case Mount(model=spec, replaces=replaces, max_loaded=max_loaded):
                         self._mount(spec, replaces, max_loaded)
@@ -72,6 +74,7 @@ class ModelMounter(threading.Thread):
                 error = failure.message
             except CancelledError:
                 return
+            self._receiver.wanted_changes.discard(change_id)
             self._on_result(client, MountResult(message.change_id, error))
 
     def stop(self) -> None:

@@ -28,6 +28,7 @@ from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     Cancel,
+    CancelMount,
     EngineState,
     ExitCause,
     Failed,
@@ -36,6 +37,7 @@ from noria.protocol.messages import (
     Leave,
     LoadAck,
     Mount,
+    NotHeld,
     Ping,
     Pong,
     Release,
@@ -91,6 +93,7 @@ class RequestReceiver:
         self.commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         # What clients want of the mounter; None ends it.
         self.changes: queue.SimpleQueue[tuple[ClientId, Mount | Unmount] | None] = queue.SimpleQueue()
+        self.wanted_changes: set[tuple[ClientId, str]] = set()  # by change_id; others of `changes` were cancelled
         # When each checkpoint that is or was held got its last request, or was loaded, in monotonic seconds.
         self.checkpoints_used: dict[ModelKey, float] = {}
         self._channel, self._models, self._device = channel, tuple(models), device
@@ -198,11 +201,18 @@ class RequestReceiver:
                 self.start_draining()
             case ViewRequest():
                 self.commands.put(SubscribeCommand(client, message))
-            case Mount() | Unmount():
-                self.changes.put((client, message))
+            case Mount() | Unmount() | CancelMount():
+                self._change_models(client, message)
             case Ping():
                 self._pass_accepted_on()  # so that a pong says that the messages before it have been received
                 self._channel.send(client, Pong(self.incarnation, self.watchdog.busy_s, self.watchdog.hang_limit_s))
+
+    def _change_models(self, client: ClientId, message: Mount | Unmount | CancelMount) -> None:
+        if isinstance(message, CancelMount):
+            self.wanted_changes.discard((client, message.change_id))
+        else:
+            self.wanted_changes.add((client, message.change_id))
+            self.changes.put((client, message))
 
     def _register_client(self, client: ClientId, name: str, lease_s: float | None) -> None:
         """Register a connection under the client's name; requests of its previous connection are cancelled."""
@@ -262,9 +272,11 @@ class RequestReceiver:
     ) -> None:
         executor, arrived, spec = self._executor, time.monotonic(), self._find_model(request)
         wanted = ModelKey(request.model, request.model_version)
-        may_have_left = resumption is not None or wanted in self.checkpoints_used  # while the request was under way
-        if executor is not None and spec is None and may_have_left:
+        if executor is not None and spec is None and resumption is not None:
             self._send_unserved(client, HandedOver(request.attempt_id), arrived)
+            return
+        if executor is not None and spec is None and wanted in self.checkpoints_used:
+            self._channel.send(client, NotHeld(request.attempt_id))
             return
         if executor is None or spec is None:
             missing = (

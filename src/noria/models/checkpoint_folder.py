@@ -1,6 +1,8 @@
 """The folder of image models that are loaded when requests name them (`engine.checkpoints`): what is in it."""
 
+import os
 import pathlib
+import stat
 from collections.abc import Iterable, Sequence
 
 from noria.config import EngineConfig
@@ -26,7 +28,7 @@ def list_checkpoints(engine: EngineConfig, served: Sequence[str] = ()) -> tuple[
     """
     folder, setting = pathlib.Path(engine.checkpoints).expanduser(), f"engine.checkpoints is {engine.checkpoints!r}"
     try:
-        paths = sorted(path for path in folder.iterdir() if _is_model(path))
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))  # macOS writes ._NAME
     except OSError as error:
         raise ConfigError(f"{setting}, which cannot be read: {error.strerror}. Give a folder of models.") from error
     others = {pathlib.Path(source).expanduser().absolute() for source in served}
@@ -36,9 +38,14 @@ def list_checkpoints(engine: EngineConfig, served: Sequence[str] = ()) -> tuple[
         if path.absolute() in others:
             continue
         try:
+            if not _is_model(path):
+                continue
             _check(path, engine)
         except NoriaError as error:
             refused.append(error.message)
+            continue
+        except OSError as error:
+            refused.append(f"{path} cannot be read: {error.strerror}.")
             continue
         (name,) = checkpoint_files(engine.checkpoints, [path.name])
         if name in found:
@@ -51,9 +58,13 @@ def list_checkpoints(engine: EngineConfig, served: Sequence[str] = ()) -> tuple[
 
 
 def _is_model(path: pathlib.Path) -> bool:
-    if path.name.startswith("."):  # macOS writes ._NAME beside NAME
-        return False
-    return (path / _INDEX).is_file() if path.is_dir() else path.suffix.lower() in SINGLE_FILES
+    """Whether a file or folder may be a model. Raises OSError, and ModelError for a folder of single files."""
+    if not stat.S_ISDIR(path.stat().st_mode):
+        return path.suffix.lower() in SINGLE_FILES
+    names = os.listdir(path)
+    if _INDEX not in names and any(pathlib.Path(name).suffix.lower() in SINGLE_FILES for name in names):
+        raise ModelError(f"{path} has no {_INDEX}, and single files in a subfolder are not served. Move them up.")
+    return _INDEX in names
 
 
 def _check(path: pathlib.Path, engine: EngineConfig) -> None:

@@ -4,12 +4,12 @@ Each is a tagged msgspec struct in one MessagePack frame. What is large, such as
 its message, so that it is never copied into MessagePack. Engines know a request by its `attempt_id`.
 
     to an engine     Hello, EngineRequest (`request.py`), Resume, Cancel, Release, Leave, Ping, LoadAck (for every
-                     EngineLoad), ViewRequest, Mount, Unmount
+                     EngineLoad), ViewRequest, Mount, CancelMount, Unmount
     from an engine   EngineState (after Hello, and at every change), EngineLoad (when it changes), Pong,
                      EngineView (one for every ViewRequest), MountResult (one for every Mount and Unmount);
                      for every EngineRequest and Resume (Progress | Preview | ImageDone)*, then one of Finished |
-                     Failed | HandedOver | StateRefused; the first Progress when it is accepted (of texts only with
-                     `stream_progress`); a frame beside an EngineRequest belongs to its payload
+                     Failed | HandedOver | NotHeld | StateRefused; the first Progress when it is accepted (of texts
+                     only with `stream_progress`); a frame beside an EngineRequest belongs to its payload
 
 A move: an engine that takes no new requests for a model says so in its EngineState; its clients answer with a Release
 for each request that another engine can take, and send what HandedOver brings to that one with Resume (ADR 19). So do
@@ -140,6 +140,12 @@ class Mount(Struct, frozen=True, tag=True):
     model: AnyModelSpec
     replaces: tuple[ModelKey, ...] = ()
     max_loaded: int | None = None
+
+
+class CancelMount(Struct, frozen=True, tag=True):
+    """Nobody waits for a `Mount` of this client any more: it fails, unless it has begun."""
+
+    change_id: str
 
 
 class Unmount(Struct, frozen=True, tag=True):
@@ -348,6 +354,12 @@ class HandedOver(Struct, frozen=True, tag=True):
     timings: AnyTimings | None = None  # as in `Failed`
 
 
+class NotHeld(Struct, frozen=True, tag=True):
+    """The request's checkpoint left while the request was under way, so that it was not accepted."""
+
+    attempt_id: str
+
+
 class StateRefused(Struct, frozen=True, tag=True):
     """The engine cannot go on from the images of a `Resume`; their request has to begin anew."""
 
@@ -356,9 +368,20 @@ class StateRefused(Struct, frozen=True, tag=True):
 
 
 ToEngine = (
-    Hello | EngineRequest[Payload] | Resume | Cancel | Release | Leave | Ping | LoadAck | ViewRequest | Mount | Unmount
+    Hello
+    | EngineRequest[Payload]
+    | Resume
+    | Cancel
+    | Release
+    | Leave
+    | Ping
+    | LoadAck
+    | ViewRequest
+    | Mount
+    | CancelMount
+    | Unmount
 )
-AboutAttempt = Progress | Preview | ImageDone | Finished | Failed | HandedOver | StateRefused
+AboutAttempt = Progress | Preview | ImageDone | Finished | Failed | HandedOver | NotHeld | StateRefused
 """The answers to `EngineRequest` and `Resume`."""
 FromEngine = EngineState | EngineLoad | Pong | EngineView | MountResult | AboutAttempt
 

@@ -23,6 +23,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     Cancel,
+    CancelMount,
     EngineLoad,
     EngineState,
     EngineView,
@@ -37,6 +38,7 @@ from noria.protocol.messages import (
     ModelPrecision,
     Mount,
     MountResult,
+    NotHeld,
     Progress,
     Release,
     Resume,
@@ -154,6 +156,7 @@ class FakeEngine:
         self.cancel_progress: Mapping[str, Any] = MappingProxyType({})
         self.mount_error = ""  # the sentence with which every `Mount` fails; empty: none does
         self.withholds_mounts = False  # until it is false again, mounts wait
+        self.num_not_held = 0  # answers so many requests with `NotHeld`
         self.max_models: int | None = None  # a `Mount` beside so many fails; None: memory holds all
         # Returns its reply to a `ViewRequest` and the bytes of the thumbnails, given its incarnation; None: no reply.
         self.make_view: Callable[[ViewRequest, str], tuple[EngineView, bytes | None] | None] = lambda *_: None
@@ -216,6 +219,7 @@ class FakeEngine:
                     if run.replace(message):
                         for each in clients:
                             channel.send(each, run.state_message(state))
+                mounts = _without_cancelled(mounts, message)
                 self._handle(channel, client, message, data, run)
             while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
                 client, change = mounts.pop(0)
@@ -272,6 +276,10 @@ class FakeEngine:
                 self.in_flight.remove(attempt_id)
                 version = self.models[0].fingerprint
                 channel.send(client, HandedOver(attempt_id, self.states, version), self.states_data or None)
+            case EngineRequest() if self.num_not_held:
+                self.num_not_held -= 1
+                self.submitted.append(message)
+                channel.send(client, NotHeld(message.attempt_id))
             case EngineRequest():
                 self._submit(channel, client, message, data, run)
             case Resume(request=request):
@@ -346,6 +354,12 @@ class FakeEngine:
                 colour = functools.partial(self.colour, version=version)
                 denoise_s = 0.003 + self.delays_s.get(version, 0.0)
                 yield from image_replies(request, data, num_images, colour, denoise_s, self.safety_scores)
+
+
+def _without_cancelled(
+    mounts: list[tuple[bytes, Mount | Unmount]], message: object
+) -> list[tuple[bytes, Mount | Unmount]]:
+    return [each for each in mounts if CancelMount(each[1].change_id) != message]
 
 
 class _Run:

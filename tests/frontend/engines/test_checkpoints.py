@@ -1,11 +1,15 @@
 """Models that requests have opened and loaded: a real front end in front of a fake engine, folders of a real model."""
 
 import concurrent.futures
+import itertools
+import threading
+import types
 
 import httpx
 import pytest
 
 from noria.config import Config, EngineConfig
+from noria.frontend.engines import checkpoints
 from noria.frontend.engines.checkpoints import Checkpoints
 from noria.frontend.engines.pool import EnginePool
 from noria.protocol.messages import Mount
@@ -80,14 +84,19 @@ def test_a_file_that_cannot_be_opened_fails_its_requests_until_it_can(client, en
     assert t2i(client, "broken").is_success
 
 
-def test_a_load_outlasts_a_deadline_and_serves_the_next_request(client, engine):
-    assert t2i(client, "first").is_success
+def test_a_load_is_made_as_long_as_one_request_waits_for_it(client, engine):
     engine.withholds_mounts = True
-    late = t2i(client, "second", deadline_ms=300)
-    assert late.json()["error"]["code"] == "deadline_exceeded"
-    engine.withholds_mounts = False
+    with concurrent.futures.ThreadPoolExecutor(1) as users:
+        waiting = users.submit(t2i, client, "first")
+        wait_until(lambda: engine.model_changes)
+        assert t2i(client, "first", deadline_ms=300).json()["error"]["code"] == "deadline_exceeded"
+        assert t2i(client, "second", deadline_ms=300).json()["error"]["code"] == "deadline_exceeded"
+        engine.withholds_mounts = False
+        assert waiting.result().is_success
+    loaded = {card["id"] for card in client.get("/v1/models").json()["data"] if card["loaded"]}
+    assert loaded == {"tiny", "first"}
     assert t2i(client, "second").is_success
-    assert [each.model.name for each in engine.model_changes] == ["first", "second"]
+    assert [each.model.name for each in engine.model_changes] == ["first", "second", "second"]
 
 
 def test_an_engine_that_has_restarted_loads_a_checkpoint_again(client, engine):
@@ -95,6 +104,37 @@ def test_an_engine_that_has_restarted_loads_a_checkpoint_again(client, engine):
     engine.num_crashes_left, engine.exit_cause = 1, "killed"
     assert t2i(client, "first").is_success
     assert len(engine.model_changes) == 2
+
+
+def test_a_request_whose_checkpoint_has_just_left_is_as_new_when_it_is_sent_again(client, engine):
+    engine.num_not_held = 1
+    assert t2i(client, "first", deadline_ms=60_000).is_success
+    first, again = engine.submitted
+    assert (again.was_moved, again.priority, engine.resumed) == (False, first.priority, [])
+    assert 0.0 < again.deadline_s <= first.deadline_s
+
+
+def test_few_uploads_wait_until_their_model_is_opened(client, monkeypatch):
+    may_open, open_model = threading.Event(), checkpoints.open_model
+    monkeypatch.setattr(checkpoints, "open_model", lambda *args: may_open.wait(TIMEOUT_S) and open_model(*args))
+    with concurrent.futures.ThreadPoolExecutor(3) as users:
+        answers = [users.submit(t2i, client, "first", negative_prompt="a" * 70_000) for _ in range(3)]
+        (rejected,), _ = concurrent.futures.wait(answers, TIMEOUT_S, concurrent.futures.FIRST_COMPLETED)
+        assert "2 uploads for models that are being opened" in rejected.result().json()["error"]["message"]
+        assert t2i(client, "first", deadline_ms=300).status_code == 504  # a short body waits
+        may_open.set()
+    assert sorted(each.result().status_code for each in answers) == [400, 400, 429]
+
+
+def test_the_deadline_of_a1111s_clients_bounds_the_opening_and_is_earlier_by_what_it_took(client, engine, monkeypatch):
+    body, headers = {"override_settings": {"sd_model_checkpoint": "first"}}, {"X-Noria-Deadline-Ms": "1"}
+    late = client.post("/sdapi/v1/txt2img", json=body, headers=headers)
+    assert (late.status_code, engine.model_changes) == (504, [])
+    clock = itertools.count(step=20.0)
+    monkeypatch.setattr(checkpoints, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    body, headers = {"override_settings": {"sd_model_checkpoint": "second"}}, {"X-Noria-Deadline-Ms": "60000"}
+    assert client.post("/sdapi/v1/txt2img", json=body, headers=headers).is_success
+    assert 0.0 < engine.submitted[0].deadline_s <= 40.0
 
 
 def test_a1111s_clients_switch_by_title_file_or_name(client, engine):
@@ -118,3 +158,11 @@ def test_a_file_is_known_by_what_clients_of_a1111_call_it(title):
     checkpoints = Checkpoints(EnginePool([]), EngineConfig(checkpoints="/models"), ["my model.safetensors"])
     assert checkpoints.find_name(title) == "my-model"
     assert checkpoints.find_name("my") is None
+
+
+@pytest.mark.parametrize("title", ["a [v2]", "a [v2].safetensors", "a [v2].safetensors [6ce0161689]"])
+def test_a_name_may_have_what_looks_like_a_hash(title):
+    checkpoints = Checkpoints(
+        EnginePool([]), EngineConfig(checkpoints="/models"), ["a.safetensors", "a [v2].safetensors"]
+    )
+    assert checkpoints.files[checkpoints.find_name(title)].name == "a [v2].safetensors"

@@ -46,12 +46,12 @@ async def read_form(
     problems: Problems,
     mask_rule: MaskRule | None = None,
     *,
-    edited_by: Callable[[str | None], Awaitable[DiffusionModelSpec | None]] | None = None,
+    edited_by: Callable[[BodyT], Awaitable[DiffusionModelSpec | None]] | None = None,
 ) -> tuple[BodyT, LoadFiles | None]:
     """Return the fields of the form `raw` as a `body_type`, and what returns its files once; None: it has none.
 
     `mask_rule` says what a mask repaints; None: the route takes no start image. `edited_by` is for edits, which need
-    an image: it returns the model of a name. Images after the first are references then. Fields with values that are
+    an image: it returns the model of a body. Images after the first are references then. Fields with values that are
     not allowed are added to `problems`, if it has the others.
 
     Raises:
@@ -64,7 +64,7 @@ async def read_form(
     takes_ip_adapter = "ip_adapter" in body_type.__struct_fields__
     files = _files(form, mask_rule, is_edit=edited_by is not None, takes_ip_adapter=takes_ip_adapter)
     body = _fields(form, body_type, problems)
-    if edited_by is not None and (spec := await edited_by(getattr(body, "model", None))) is not None:
+    if edited_by is not None and (spec := await edited_by(body)) is not None:
         files = _as_edit(files, getattr(body, "strength", None), spec)
     has_files = files.image is not None or files.controls or files.references or files.ip_adapter is not None
     return body, [files].pop if has_files else None  # the list keeps the files until it is called

@@ -58,6 +58,10 @@ class AttemptMovedError(Exception):
         self.reason: MoveReason = reason
 
 
+class AttemptNotHeldError(Exception):
+    """The engine has not accepted the attempt, since its checkpoint has just left."""
+
+
 class StateRefusedError(Exception):
     """The engine cannot go on from what another one has handed over."""
 
@@ -126,8 +130,9 @@ class Attempt(msgspec.Struct, eq=False):
             case HandedOver():
                 reason = self.released_for or "leave"
                 self.outcome.set_exception(AttemptMovedError(message, data, self.images, self.predicted_s, reason))
-            case StateRefused(message=text):
-                self.outcome.set_exception(StateRefusedError(text))
+            case StateRefused() | messages.NotHeld():
+                refused = isinstance(message, StateRefused) and StateRefusedError(message.message)
+                self.outcome.set_exception(refused or AttemptNotHeldError(message.attempt_id))
 
 
 def raw_image(done: ImageDone, rgb: memoryview) -> RawImage:

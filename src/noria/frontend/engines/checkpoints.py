@@ -3,9 +3,11 @@
 A file is opened once, which converts it the first time it is served; then its properties are known, and requests for it
 can be validated. Engines load it when a request waits for it, and unload it for another one (`engine/mounting.py`).
 Requests for one model share its opening and its load. One that fails fails all of them; the next request tries again.
+A load that nobody waits for any more is cancelled, so that it unloads nothing.
 """
 
 import asyncio
+import collections
 import contextlib
 import logging
 import threading
@@ -17,12 +19,17 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import DeadlineExceeded, ModelError, ModelNotLoaded, NoriaError
+from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.engines.pool import EnginePool
+from noria.frontend.engines.request_context import RequestContext
 from noria.models.catalog import open_model
 from noria.models.checkpoint_folder import checkpoint_files
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelKey, ModelSpec
+
+MAX_WAITING_UPLOADS, MAX_WAITING_UPLOADS_PER_CLIENT = 8, 2  # half of a front end's places for uploads, and a client's
+_RETRY_AFTER_S = 30.0  # a conversion takes up to minutes
 
 log = logging.getLogger("noria.frontend")
 
@@ -42,6 +49,13 @@ class Checkpoints:
         self._specs: dict[str, DiffusionModelSpec] = {}
         self._opening: dict[str, asyncio.Task[str]] = {}  # each returns why it failed, or an empty string
         self._loading: dict[str, asyncio.Task[str]] = {}
+        self._num_waiting: collections.Counter[str] = collections.Counter()  # for a load, by model
+        self._uploads = ConcurrencyLimiter(
+            "uploads for models that are being opened",
+            MAX_WAITING_UPLOADS,
+            MAX_WAITING_UPLOADS_PER_CLIENT,
+            _RETRY_AFTER_S,
+        )
         self._one_at_a_time = asyncio.Lock()
         if self.files:
             pool.on_models.append(self._learn)
@@ -49,35 +63,41 @@ class Checkpoints:
 
     def find_name(self, title: str) -> str | None:
         """Return the name of the checkpoint that A1111's clients call `title`: `FILE [HASH]`, the file, or the name."""
-        bare = title.partition(" [")[0]
-        return next((name for name, file in self.files.items() if bare in (name, file.name, file.stem)), None)
+        called = [(name, (name, file.name, file.stem)) for name, file in self.files.items()]
+        wanted = (title, title.rpartition(" [")[0])
+        return next((name for each in wanted for name, titles in called if each in titles), None)
 
     @property
     def unopened(self) -> list[str]:
         """The names of the models whose properties are not known yet."""
         return [name for name in self.files if name not in self._specs]
 
-    async def open(self, name: str | None, timeout_s: float, deadline_ms: float | None = None) -> float:
-        """Have the properties of the model `name` be known, if it is a checkpoint; return the seconds that it took.
+    async def open(
+        self, name: str | None, context: RequestContext, timeout_s: float, deadline_ms: float | None = None
+    ) -> None:
+        """Have the properties of the model `name` be known, if it is a checkpoint.
 
-        Its file may have to be converted.
+        Its file may have to be converted. The seconds that it took are added to `context.opened_s`.
 
         Raises:
             ModelNotLoaded: it cannot be opened.
+            RateLimited: too many uploads wait for an opening: others would have no place.
             DeadlineExceeded: it took longer than `timeout_s` or `deadline_ms`. It goes on, for the next request.
         """
         if name is None or name not in self.files or name in self._specs:
-            return 0.0
+            return
         started = time.monotonic()
         limit_s = timeout_s if deadline_ms is None else min(timeout_s, deadline_ms / 1000)
+        held = self._uploads.hold(context.client) if context.holds_upload else contextlib.nullcontext()
         try:
-            async with asyncio.timeout(limit_s):
-                await self._share(self._opening, name, lambda: self._open(name))
+            with held:
+                async with asyncio.timeout(limit_s):
+                    await self._share(self._opening, name, lambda: self._open(name))
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{name} was not opened within {limit_s:g} s; it is still being converted."
             ) from error
-        return time.monotonic() - started
+        context.opened_s += time.monotonic() - started
 
     async def _open(self, name: str) -> str:
         file = self.files[name]
@@ -109,7 +129,13 @@ class Checkpoints:
         return spec is not None and spec.matches(model, version) and self._pool.can_mount(spec)
 
     async def _load(self, model: str, _version: str) -> None:
-        await self._share(self._loading, model, lambda: self._mount(self._specs[model]))
+        self._num_waiting[model] += 1
+        try:
+            await self._share(self._loading, model, lambda: self._mount(self._specs[model]))
+        finally:
+            self._num_waiting[model] -= 1
+            if not self._num_waiting[model] and (loading := self._loading.pop(model, None)) is not None:
+                loading.cancel()
 
     async def _mount(self, spec: DiffusionModelSpec) -> str:
         error = await self._pool.mount(spec, self._config.max_checkpoints_loaded)
@@ -120,8 +146,8 @@ class Checkpoints:
     ) -> None:
         """Wait for the work on a model that goes on, or is begun; it is not cancelled with the caller."""
         if name not in tasks:
-            tasks[name] = asyncio.create_task(work())
-            tasks[name].add_done_callback(lambda _: tasks.pop(name))
+            tasks[name] = task = asyncio.create_task(work())
+            task.add_done_callback(lambda _: tasks.pop(name) if tasks.get(name) is task else None)
         if error := await asyncio.shield(tasks[name]):
             raise ModelNotLoaded(error)
 

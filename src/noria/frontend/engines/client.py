@@ -28,6 +28,7 @@ from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.messages import (
     AboutAttempt,
     Cancel,
+    CancelMount,
     EngineLoad,
     EngineState,
     EngineView,
@@ -143,6 +144,7 @@ class EngineClient:
         Raises:
             AttemptLostError: the engine ended.
             AttemptMovedError: another engine has to go on.
+            AttemptNotHeldError: the request's checkpoint has left.
             StateRefusedError: the engine cannot `resume`.
             NoriaError: the engine's rejection or failure.
         """
@@ -218,7 +220,10 @@ class EngineClient:
                 self._release(attempt, "backlog")
 
     async def mount(self, spec: AnyModelSpec, max_loaded: int) -> str:
-        """Have it hold a checkpoint, one of `max_loaded` at most; return why it does not, empty if it does."""
+        """Have it hold a checkpoint, one of `max_loaded` at most; return why it does not, empty if it does.
+
+        Cancelling this call cancels a load that has not begun.
+        """
         change_id = f"{self._nonce}-{next(self._numbers):x}"
         result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mounts[change_id] = result
@@ -227,6 +232,10 @@ class EngineClient:
             return await result
         except zmq.Again:  # disconnected
             return f"{self.endpoint.name} has ended"
+        except asyncio.CancelledError:
+            with contextlib.suppress(zmq.ZMQError):
+                self.connection.send(CancelMount(change_id))
+            raise
         finally:
             self._mounts.pop(change_id, None)
 

@@ -209,13 +209,20 @@ class EnginePool:
     async def mount(self, spec: AnyModelSpec, max_loaded: int) -> str:
         """Have all ready engines of its kind hold a checkpoint, of `max_loaded` at most.
 
-        Returns, as soon as one holds it, an empty string, else why none does.
+        Returns, as soon as one holds it, an empty string, else why none does. Cancelling this call cancels the loads
+        that have not begun.
         """
         ready = [engine for engine in self._engines if any(each.kind == spec.kind for each in engine.models)]
         error = "no engine is ready"
-        for mounting in asyncio.as_completed([engine.mount(spec, max_loaded) for engine in ready]):
-            if not (error := await mounting):
-                break
+        mounts = [asyncio.create_task(engine.mount(spec, max_loaded)) for engine in ready]
+        try:
+            for mounting in asyncio.as_completed(mounts):
+                if not (error := await mounting):
+                    break
+        except asyncio.CancelledError:
+            for each in mounts:
+                each.cancel()
+            raise
         return error
 
     def models_of(self, spec_type: type[SpecT]) -> Mapping[str, SpecT]:

@@ -17,6 +17,8 @@ class RequestContext(Struct, eq=False):
     share: Share  # its share of an engine
     versions: RequestVersions
     log_record: RequestLogRecord
+    holds_upload: bool = False  # its body counts among those of which few are in memory at once
+    opened_s: float = 0.0  # that it has waited for its checkpoint to be opened
 
     def name_user(self, user: str | None) -> None:
         """Let the request take the share of `user`, if only its address is known."""

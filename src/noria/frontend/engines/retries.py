@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineLost, EngineUnavailable, QueueFull
-from noria.frontend.engines.attempt import AttemptLostError, AttemptMovedError, StateRefusedError
+from noria.frontend.engines.attempt import AttemptLostError, AttemptMovedError, AttemptNotHeldError, StateRefusedError
 from noria.frontend.engines.carried import MAX_STATE_BYTES, CarriedImages
 from noria.frontend.engines.client import EngineClient
 from noria.frontend.engines.crash_attribution import MAX_NOT_AT_FAULT_SHARED, AttemptHistory, LossCause
@@ -99,13 +99,17 @@ class RetryingSubmitter:
         self._timers.add(timer)
         try:
             async with timer:
-                if engine is None:
-                    engine = await self._wait_for_new(request, data)
-                    first = _with_time_left(request, asyncio.get_running_loop().time() - started)
                 ended: AttemptMovedError | AttemptLostError | None = None
-                if not request.exclusive:
+                while ended is None:
+                    if engine is None:
+                        engine = await self._wait_for_new(request, data)
+                        first = _with_time_left(request, asyncio.get_running_loop().time() - started)
+                    if request.exclusive:
+                        break
                     try:
                         return await engine.submit(first, on_update, data, log_record=log_record)
+                    except AttemptNotHeldError:
+                        engine = None
                     except (AttemptMovedError, AttemptLostError) as error:
                         ended = error
                 return await _Retries(self, request, on_update, data, log_record, started).run(ended)
@@ -197,6 +201,8 @@ class _Retries:
                     return await self._submit_to(await self._wait_for_engine())
                 except (AttemptMovedError, AttemptLostError) as error:
                     ended = error
+                except AttemptNotHeldError:
+                    pass  # it waits for the load again
                 except StateRefusedError as refused:
                     self.carried.begin_anew(refused, self.request)
                 except QueueFull:

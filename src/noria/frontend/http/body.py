@@ -166,6 +166,7 @@ class JsonBodyReader:
         def take(num_bytes: int) -> None:
             while limiters and num_bytes > limiters[0][0]:
                 slots.enter_context(limiters.pop(0)[1].hold(client_id_of(http)))
+                http.state.context.holds_upload = True
 
         return take
 
@@ -377,10 +378,20 @@ def apply_headers(body: UrgentT, headers: Mapping[str, str]) -> UrgentT:
             )
         body = msgspec.structs.replace(body, priority=priority)  # type: ignore[type-var]
     if body.deadline_ms is None and deadline_ms is not None:
-        if not re.fullmatch(r"\d{1,9}", deadline_ms, re.ASCII):
+        if not _is_deadline(deadline_ms):
             raise InvalidField(
                 f"header X-Noria-Deadline-Ms is {short_repr(deadline_ms)}; allowed is a whole number of milliseconds.",
                 field="X-Noria-Deadline-Ms",
             )
         body = msgspec.structs.replace(body, deadline_ms=int(deadline_ms))  # type: ignore[type-var]
     return body
+
+
+def deadline_ms_of(body: _Urgency, headers: Mapping[str, str]) -> int | None:
+    """Return the deadline of a body or else of its headers; None: there is none, or `apply_headers` rejects it."""
+    deadline_ms = headers.get("x-noria-deadline-ms", "")
+    return int(deadline_ms) if body.deadline_ms is None and _is_deadline(deadline_ms) else body.deadline_ms
+
+
+def _is_deadline(deadline_ms: str) -> bool:
+    return re.fullmatch(r"\d{1,9}", deadline_ms, re.ASCII) is not None

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from noria.errors import BodyTooLarge, InvalidField, RequestError, UnreadableImage
 from noria.errors.problems import Problems
-from noria.frontend.http.body import JsonBodyReader, apply_headers, decode_with_ignored
+from noria.frontend.http.body import JsonBodyReader, apply_headers, deadline_ms_of, decode_with_ignored
 from noria.frontend.http.json_response import json_response
 from noria.frontend.protocols.a1111.bodies import (
     CLIP_SKIP,
@@ -69,10 +69,7 @@ Txt2ImgT = TypeVar("Txt2ImgT", bound=Txt2Img)
 
 # Clients request these lists when they connect; a server without the features returns them like this. SillyTavern
 # requests all of them.
-_LISTS: Mapping[str, list[Any]] = {
-    "latent-upscale-modes": [{"name": name} for name in UPSCALERS],
-    "sd-vae": [],
-}
+_LISTS: Mapping[str, list[Any]] = {"latent-upscale-modes": [{"name": name} for name in UPSCALERS], "sd-vae": []}
 
 
 class Txt2ImgResponse(Struct, frozen=True):
@@ -179,7 +176,8 @@ class A1111Routes:
                 self._body_reader.check_length(raw, *images, *images_in(sent))
             load_files, has_start_image = None, False
             model = self._model_name(self._settings_of(http) | own_settings(body))
-            spec = await self._generation_service.open_model(model, http.state.context)
+            deadline_ms = deadline_ms_of(body, http.headers)
+            spec = await self._generation_service.open_model(model, http.state.context, deadline_ms)
             if isinstance(body, Img2Img):
                 has_start_image = not has_references(body, spec)
                 load = functools.partial(files_of_image_body, body, fields, are_references=not has_start_image)
@@ -264,8 +262,7 @@ class A1111Routes:
         model = self._model_name(changed)
         await self._generation_service.open_model(model, http.state.context)
         self._generation_service.resolve_model(model, http.state.context)  # raises if the model is unknown
-        settings = self._settings_of(http)
-        settings |= changed
+        self._settings_of(http).update(changed)
         return json_response(None)
 
     async def sd_models(self, _: Request) -> Response:
@@ -280,9 +277,8 @@ class A1111Routes:
 
     async def samplers(self, http: Request) -> Response:
         """List the samplers of the selected model by A1111's names."""
-        return json_response(
-            [{"name": name, "aliases": [], "options": {}} for name in self._samplers_and_types(http)[0]]
-        )
+        names = self._samplers_and_types(http)[0]
+        return json_response([{"name": name, "aliases": [], "options": {}} for name in names])
 
     async def schedulers(self, http: Request) -> Response:
         """List the schedule types of the selected model."""

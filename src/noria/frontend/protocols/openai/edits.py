@@ -15,7 +15,7 @@ from noria.errors import BodyTooLarge, InvalidField, OperationNotSupported, Requ
 from noria.errors.problems import Problems, each_part
 from noria.frontend.bodies.forms import read_form
 from noria.frontend.bodies.image_fields import describe_form
-from noria.frontend.http.body import FORM, JSON, JsonBodyReader
+from noria.frontend.http.body import FORM, JSON, JsonBodyReader, deadline_ms_of
 from noria.frontend.http.operations import EVENT_STREAM, JsonObject, Operation, Served
 from noria.frontend.protocols.openai.images import (
     OPENAI_FIELDS,
@@ -96,7 +96,9 @@ class EditRoutes:
                 EditsFields,
                 problems,
                 "transparent",
-                edited_by=lambda model: service.open_model(model, http.state.context),
+                edited_by=lambda body: service.open_model(
+                    body.model, http.state.context, deadline_ms_of(body, http.headers)
+                ),
             )
             del raw  # it is long, as the files in it are
             admitting = admit_generation(

@@ -119,9 +119,11 @@ class GenerationService:
         """
         return self.submission.resolve_model(DiffusionModelSpec, name, (), context.versions)
 
-    async def open_model(self, name: str | None, context: RequestContext) -> DiffusionModelSpec | None:
+    async def open_model(
+        self, name: str | None, context: RequestContext, deadline_ms: int | None = None
+    ) -> DiffusionModelSpec | None:
         """Return what `resolve_model` does, or None of what it, and thus `admit`, rejects; open a checkpoint first."""
-        await self.submission.checkpoints.open(name, self.config.request_timeout_s)
+        await self.submission.checkpoints.open(name, context, self.config.request_timeout_s, deadline_ms)
         with contextlib.suppress(NoriaError):
             return self.resolve_model(name, context)
         return None
@@ -154,24 +156,18 @@ class GenerationService:
         logged. Raises RequestError or EngineUnavailable, and what `check` raises.
         """
         problems, api_client, client = problems or Problems(), context.api_client, context.client
-        started, spec = time.monotonic(), None
+        started, spec = time.monotonic() - context.opened_s, None
         try:
-            open_model, timeout_s = self.submission.checkpoints.open, self.config.request_timeout_s
-            opened_s = await open_model(body.model, timeout_s, body.deadline_ms)
+            timeout_s = self.config.request_timeout_s
+            await self.submission.checkpoints.open(body.model, context, timeout_s, body.deadline_ms)
             spec = self._resolve_model(body.model, context, problems)
             if body.has_images:
                 load_files = load_files or problems.attempt(functools.partial(files_of, body), None)
                 body = body.without_images()
             api_client.images.check_rate(body.n)
             prioritised = msgspec.structs.replace(body, priority=api_client.allowed_priority(body.priority))
-            validated = functools.partial(
-                self._validate,
-                prioritised,
-                spec,
-                context,
-                job_id or context.request_id,
-                problems,
-            )
+            request_id = job_id or context.request_id
+            validated = functools.partial(self._validate, prioritised, spec, context, request_id, problems)
             images, data, facts = None, None, NO_IMAGES
             if load_files is not None or problems.are_there:  # then images in invalid fields are no longer known
                 await validated(None)
@@ -188,8 +184,8 @@ class GenerationService:
                     check(request, facts)
                 if images is not None:
                     request, data = await self._read_pixels(client, images, request, spec, started)
-                elif opened_s:
-                    request = with_less_time(request, opened_s)
+                elif context.opened_s:
+                    request = with_less_time(request, context.opened_s)
         except NoriaError as error:
             self._record_rejection(context, body, spec, error)
             raise
