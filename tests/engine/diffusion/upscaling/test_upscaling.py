@@ -14,6 +14,7 @@ from generating import difference, evicted_image, generate, moved_image
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.upscaling import prepared_upscaling
 from noria.errors import InvalidField, QueueFull
+from noria.models.diffusion.pixel_upscaler import PixelModel
 from noria.models.upscaler_folders import UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler, SecondPass, Upscaling
 from noria.testing.requests import make_image_request
@@ -196,6 +197,7 @@ def write_files(folder):
     (folder / "text.pth").write_text("no weights")
     (folder / "cut.safetensors").write_bytes(save_esrgan(folder / "whole.safetensors").read_bytes()[:999])
     torch.save({"layer.weight": torch.zeros(4)}, folder / "other.pth")
+    save_esrgan(folder / "failing.pth")
     once = {name: tensor for name, tensor in esrgan_tensors().items() if "conv_up" not in name}
     torch.save(once, folder / "once.pth")
 
@@ -203,6 +205,7 @@ def write_files(folder):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
+        ("failing", "failing fails with a tile: no such layer"),
         ("code", "a pickle with more than weights in it"),
         ("zipped", "a pickle with more than weights in it"),
         ("text", "is a pickle with more than weights in it, which could run any code, or is damaged"),
@@ -211,13 +214,34 @@ def write_files(folder):
         ("once", "once.pth"),
     ],
 )
-def test_a_file_that_is_no_upscaler_is_refused_and_runs_no_code(tiny_folder, tmp_path, capsys, name, says):
+def test_a_file_that_is_no_upscaler_is_refused_and_runs_no_code(tiny_folder, tmp_path, capsys, monkeypatch, name, says):
     write_files(tmp_path)
+    if name == "failing":
+        monkeypatch.setattr(PixelModel, "enlarge", _raising(RuntimeError("no such layer")))
     _, executor = load(tiny_folder, upscalers=(str(tmp_path),))
     with pytest.raises(InvalidField, match=says) as refusal:
         executor.prepare(two_passes(1, named(tmp_path, name)))
     assert refusal.value.field == "second_pass"
     assert "this must not run" not in capsys.readouterr().out
+
+
+def _raising(error):
+    def call(*_):
+        raise error
+
+    return call
+
+
+def test_an_upscaler_is_tried_before_it_is_in_a_batch(tiny_folder, folder, monkeypatch):
+    _, executor = load(tiny_folder, upscalers=(str(folder),))
+    request = two_passes(1, named(folder, "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(PixelModel, "enlarge", _raising(torch.OutOfMemoryError("out of memory")))
+        with pytest.raises(QueueFull, match="a does not fit the memory"):
+            executor.prepare(request)
+    prepared = executor.prepare(request)
+    assert prepared.longest_iteration_s == 16 * prepared.upscaling.model.tile_s > 0  # 8 slots, guided
+    assert executor.prepare(two_passes(1, None)).longest_iteration_s == 0
 
 
 def test_a_changed_file_is_refused(tiny_folder, tmp_path):

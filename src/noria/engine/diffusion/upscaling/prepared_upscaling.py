@@ -5,11 +5,13 @@ only enlarges its image has calls of tiles alone. Pixels are in the host's memor
 """
 
 import functools
+import pathlib
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +19,9 @@ import torch
 from PIL import Image, ImageOps
 
 from noria.config import EngineConfig
-from noria.engine.resources.priority import run_apart
-from noria.errors import InvalidField, NoriaError, QueueFull
+from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
+from noria.engine.resources.priority import on_one_core, run_apart
+from noria.errors import InvalidField, ModelError, NoriaError, QueueFull
 from noria.models.diffusion.pixel_upscaler import PixelModel, load_pixel_model
 from noria.models.upscaler_folders import NEAREST, UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler
@@ -65,6 +68,7 @@ class PreparedUpscaling:
     first_call: int
     tiles_per_call: int
     pixels_HW3: torch.Tensor | None = None  # None: they are those of the first pass
+    longest_iteration_s: float = 0.0  # of tiles alone, as long as the upscaler's first one took
 
     @functools.cached_property
     def tile_calls(self) -> tuple[Sequence[Tile], ...]:
@@ -163,6 +167,7 @@ class UpscalingPreparer:
         num_images: int,
         field: str,
         *,
+        max_rows: int,
         first_call: int = 0,
         tiles_per_call: int = 1,
         pixels_HW3: torch.Tensor | None = None,
@@ -170,9 +175,12 @@ class UpscalingPreparer:
     ) -> PreparedUpscaling:
         """Return how `num_images` images get another size, with the upscaler loaded; `field` is for errors.
 
+        An iteration has at most `max_rows` tiles.
+
         Raises:
-            InvalidField: the upscaler cannot be loaded, or would make too large an image.
-            QueueFull: images that wait fill the memory for them, and it `is_limited`.
+            InvalidField: the upscaler cannot be loaded or fails, or would make too large an image.
+            QueueFull: the upscaler does not fit the device's memory now, or images that wait fill the memory for them
+                and it `is_limited`.
 
         """
         model = None if upscaler.digest is None else self._load(upscaler, field)
@@ -185,7 +193,10 @@ class UpscalingPreparer:
                 field=field,
             )
         resampling = Image.Resampling.NEAREST if upscaler.name == NEAREST else Image.Resampling.LANCZOS
-        prepared = PreparedUpscaling(model, resampling, source_px, result_px, first_call, tiles_per_call, pixels_HW3)
+        longest_s = 0.0 if model is None else max_rows * model.tile_s
+        prepared = PreparedUpscaling(
+            model, resampling, source_px, result_px, first_call, tiles_per_call, pixels_HW3, longest_s
+        )
         num_bytes = num_images * prepared.num_bytes
         with self._lock:
             held_bytes = sum(list(self._accepted.values()))
@@ -203,12 +214,31 @@ class UpscalingPreparer:
         if model is None:
             try:
                 # In a thread that ends, as samplers are compiled (ADR 5).
-                model = run_apart(lambda: load_pixel_model(file, digest, self._device, self._dtype))
+                model = run_apart(on_one_core(lambda: self._load_and_try(file, digest)))
             except NoriaError as error:
                 raise InvalidField(f"{field}: {error.message}", field=field) from error
+            except Exception as error:  # of any kind: a file decides which layers run
+                if is_out_of_memory(error):
+                    raise QueueFull(
+                        f"{upscaler.name} does not fit the memory that the device has now", retry_after_s=_RETRY_AFTER_S
+                    ) from error
+                raise InvalidField(
+                    f"{field}: {upscaler.name} fails with a tile: {first_line(error)}. Use another upscaler.",
+                    field=field,
+                ) from error
         with self._lock:
             self._alive[digest] = self._recent[digest] = model
             self._recent.move_to_end(digest)
             while len(self._recent) > _MAX_MODELS:
                 self._recent.popitem(last=False)
         return model
+
+    def _load_and_try(self, file: pathlib.Path, digest: str) -> PixelModel:
+        """Return an upscaler that has enlarged a tile, and how long that took. Raises what it raises."""
+        model = load_pixel_model(file, digest, self._device, self._dtype)
+        began = time.perf_counter()
+        with torch.no_grad():
+            made_1HW3 = model.enlarge(torch.zeros(1, WINDOW_PX, WINDOW_PX, 3, dtype=torch.uint8))
+        if made_1HW3.shape != (1, expected := WINDOW_PX * model.scale, expected, 3):
+            raise ModelError(f"{file.name}: makes a tile of {list(made_1HW3.shape[1:])} instead of {expected} pixels.")
+        return replace(model, tile_s=time.perf_counter() - began)
