@@ -113,6 +113,11 @@ class PreparedImageRequest(BaseImageRequest):
         """[C, H, W] of the latents of its largest pass."""
         return max(self.latent_shape, self.shape_at(self.num_calls), key=math.prod)
 
+    def call_elsewhere(self, call: int) -> int:
+        """Return the call at which an image goes on in another engine: its enlarged pixels do not move."""
+        upscaling = self.upscaling
+        return upscaling.first_call if upscaling is not None and (not self.prompts or upscaling.has(call)) else call
+
     def _is_second(self, call: int) -> bool:
         return self.second_stage_from is not None and call >= self.second_stage_from
 

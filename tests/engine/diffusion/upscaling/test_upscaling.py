@@ -165,8 +165,16 @@ def test_calls_of_others_are_between_the_tiles(tiny, folder):
 def test_an_image_that_moves_or_is_evicted_stays_the_same(tiny, folder, call):
     request = two_passes(1, named(folder, "a"), scheduler="euler-a")
     undisturbed = generate(tiny[1], [request])["r1", 0]
-    assert difference(moved_image(tiny[1], request, call), undisturbed) <= NATURAL_TOLERANCE
+    first = NUM_FIRST if call < NUM_FIRST + NUM_BETWEEN else call  # pixels do not move
+    assert difference(moved_image(tiny[1], request, call, goes_on_at=first), undisturbed) <= NATURAL_TOLERANCE
     assert difference(evicted_image(tiny[1], request, call), undisturbed) <= NATURAL_TOLERANCE
+
+
+def test_an_image_that_is_sent_begins_anew_in_another_engine(tiny, folder):
+    request, pixels = only_enlarged(1, named(folder, "a"), (600, 30), (1200, 60))
+    frame = memoryview(pixels.tobytes())
+    undisturbed = generate(tiny[1], [request], frames={"e1": frame})["e1", 0]
+    assert difference(moved_image(tiny[1], request, 2, frame, goes_on_at=0), undisturbed) == 0
 
 
 def test_running_out_of_memory_at_its_end_changes_no_image(tiny, folder, monkeypatch):

@@ -65,7 +65,7 @@ class EnlargedImages:
     def _make_call(
         self, item: ItemId, upscaling: PreparedUpscaling, call: int, latents_1CHW: torch.Tensor | None = None
     ) -> None:
-        """Make a call of an image, unless it is made; and those before it, if another engine has made them."""
+        """Make a call of an image, unless it is made."""
         image = self._images.get(item)
         if image is None:
             pixels_HW3 = upscaling.pixels_HW3
@@ -73,16 +73,14 @@ class EnlargedImages:
                 assert latents_1CHW is not None
                 pixels_HW3 = self._model.decode(latents_1CHW)[0].cpu()
             self._images[item] = image = _Enlarging(pixels_HW3)
-        num_before = upscaling.first_call + (upscaling.pixels_HW3 is None)
-        while image.num_tile_calls < min(call - num_before + 1, len(upscaling.tile_calls)):
-            _enlarge(image, upscaling, upscaling.tile_calls[image.num_tile_calls])
+        tile_call = call - upscaling.first_call - (upscaling.pixels_HW3 is None)
+        if image.num_tile_calls == tile_call < len(upscaling.tile_calls):
+            _enlarge(image, upscaling, upscaling.tile_calls[tile_call])
 
     def result(self, item: ItemId, prepared: PreparedImageRequest) -> torch.Tensor:
         """Return the pixels of an image whose calls of tiles are made, in the size of the result."""
         upscaling = prepared.upscaling
         assert upscaling is not None
-        if upscaling.pixels_HW3 is not None:
-            self._make_call(item, upscaling, prepared.num_calls - 1)  # which another engine may have made
         image = self._images[item]
         return upscaling.resize(image.source_HW3 if image.enlarged_HW3 is None else image.enlarged_HW3)
 
