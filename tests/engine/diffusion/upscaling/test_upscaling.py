@@ -177,6 +177,20 @@ def test_an_image_that_is_sent_begins_anew_in_another_engine(tiny, folder):
     assert difference(moved_image(tiny[1], request, 2, frame, goes_on_at=0), undisturbed) == 0
 
 
+@pytest.mark.parametrize("result_px", [(611, 333), (700, 333), (300, 500), (2400, 1200)])
+def test_a_result_is_resized_by_rows_of_tiles_as_at_once(tiny, folder, result_px):
+    request, pixels = only_enlarged(1, named(folder, "a"), (600, 300), result_px)
+    executor = tiny[1]
+    upscaling = executor.prepare(request, memoryview(pixels.tobytes())).upscaling
+    larger = torch.from_numpy(start_pixels(*upscaling.enlarged_px, seed=2))
+    made, num_rows, numbers = torch.empty(*result_px[::-1], 3, dtype=torch.uint8), 0, []
+    for num_done in (256 * 4, 300 * 4):
+        num_rows = upscaling.resize_rows(larger[:num_done], made, num_rows)
+        numbers.append(num_rows)
+    assert 0 < numbers[0] < numbers[1] == result_px[1]
+    assert difference(made.numpy(), upscaling.resize(larger).numpy()) <= 1
+
+
 def test_running_out_of_memory_at_its_end_changes_no_image(tiny, folder, monkeypatch):
     executor, requests = tiny[1], [two_passes(k, named(folder, "a")) for k in (1, 3)]
     undisturbed = generate(executor, requests)

@@ -24,6 +24,8 @@ class _Enlarging:
     source_HW3: torch.Tensor
     enlarged_HW3: torch.Tensor | None = None  # None: no tile of this pass is made
     num_tile_calls: int = 0  # that are made
+    result_HW3: torch.Tensor | None = None  # None: the last pass has not begun
+    num_rows: int = 0  # of the result that are made
 
 
 class EnlargedImages:
@@ -82,7 +84,7 @@ class EnlargedImages:
         upscaling = prepared.upscaling
         assert upscaling is not None
         image = self._images[item]
-        return upscaling.resize(image.source_HW3 if image.enlarged_HW3 is None else image.enlarged_HW3)
+        return upscaling.resize(image.source_HW3) if image.result_HW3 is None else image.result_HW3
 
 
 def _enlarge(image: _Enlarging, prepared: PreparedUpscaling, tiles: Sequence[Tile]) -> None:
@@ -103,5 +105,12 @@ def _enlarge(image: _Enlarging, prepared: PreparedUpscaling, tiles: Sequence[Til
         cut_HW3 = made_HW3[(tile.top - top) * scale : (bottom - top) * scale]
         cut_HW3 = cut_HW3[:, (tile.left - left) * scale : (right - left) * scale]
         enlarged_HW3[tile.top * scale : bottom * scale, tile.left * scale : right * scale] = cut_HW3
+    if (width * scale, height * scale) == prepared.enlarged_px:
+        if image.result_HW3 is None:
+            image.result_HW3 = torch.empty(*prepared.result_px[::-1], 3, dtype=torch.uint8)
+        last = tiles[-1]
+        num_rows = last.top + TILE_PX if last.left + TILE_PX >= width else last.top  # in full width
+        done_HW3 = enlarged_HW3[: num_rows * scale]
+        image.num_rows = prepared.resize_rows(done_HW3, image.result_HW3, image.num_rows)
     image.source_HW3, image.enlarged_HW3 = source_HW3, enlarged_HW3
     image.num_tile_calls += 1
