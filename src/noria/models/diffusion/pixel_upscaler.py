@@ -33,6 +33,11 @@ class PixelModel:
     digest: str  # digest of its file
     tile_s: float = 0.0  # seconds of a tile, where it was measured
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its parameters on the device."""
+        return sum(each.nbytes for each in self.descriptor.model.parameters())
+
     def enlarge(self, tiles_BHW3: torch.Tensor) -> torch.Tensor:
         """Return uint8 tiles, `scale` times as wide and high, on the CPU; waits for the device."""
         inputs_B3HW = tiles_BHW3.to(self.descriptor.device).permute(0, 3, 1, 2).to(self.descriptor.dtype) / 255

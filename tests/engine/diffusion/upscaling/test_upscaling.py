@@ -274,6 +274,17 @@ def test_a_changed_file_is_refused(tiny_folder, tmp_path):
         executor.prepare(two_passes(1, before))
 
 
+def test_upscalers_of_requests_are_bounded(tiny_folder, folder, monkeypatch):
+    _, executor = load(tiny_folder, upscalers=(str(folder),))
+    held = executor.prepare(two_passes(1, named(folder, "a")))
+    file_bytes = (folder / "b.safetensors").stat().st_size
+    monkeypatch.setattr(prepared_upscaling, "_MAX_MODEL_BYTES", held.upscaling.model.num_bytes + file_bytes - 1)
+    with pytest.raises(QueueFull, match="the upscalers of accepted requests take"):
+        executor.prepare(two_passes(1, named(folder, "b")))
+    del held
+    executor.prepare(two_passes(1, named(folder, "b")))
+
+
 def test_too_large_an_image_and_too_many_are_refused(tiny, folder, monkeypatch):
     executor = DiffusionExecutor(tiny[0 + 1].model, tiny[1].config)
     request, pixels = only_enlarged(1, named(folder, "a"), (600, 500), (601, 501))

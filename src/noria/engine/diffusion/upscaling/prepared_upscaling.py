@@ -25,6 +25,7 @@ from noria.engine.resources.priority import on_one_core, run_apart
 from noria.errors import InvalidField, ModelError, NoriaError, QueueFull
 from noria.models.diffusion.pixel_upscaler import PixelModel, load_pixel_model
 from noria.models.upscaler_folders import NEAREST, UpscalerFolders
+from noria.models.weights import file_size_bytes
 from noria.protocol.diffusion import PixelUpscaler
 from noria.sampling.tables import NUM_COLUMNS, SamplerTable, sample_column
 from noria.scheduling.types import BatchKey
@@ -37,6 +38,7 @@ _MAX_PASSES = 3  # as in A1111: what is still too small then is resized
 _MAX_PIXELS = 2**26  # that an upscaler makes: 8192 × 8192
 _MAX_HELD_BYTES = 2**31  # pixels of all accepted images: ten of 8192 × 8192
 _MAX_MODELS = 2  # kept beside those of accepted requests
+_MAX_MODEL_BYTES = 2**31  # of all of these on the device
 _RETRY_AFTER_S = 5.0  # as of start images
 # Stages of batch keys, besides those of denoisers; an upscaler's tiles have a number of its own from the last one on.
 _DECODE_STAGE, _ENCODE_STAGE, _TILE_STAGE = 2, 3, 4
@@ -209,8 +211,8 @@ class UpscalingPreparer:
 
         Raises:
             InvalidField: the upscaler cannot be loaded or fails, or would make too large an image.
-            QueueFull: the upscaler does not fit the device's memory now, or images that wait fill the memory for them
-                and it `is_limited`.
+            QueueFull: the upscaler does not fit beside those of other requests, or the device's memory, now; or images
+                that wait fill the memory for them and it `is_limited`.
 
         """
         model = None if upscaler.digest is None else self._load(upscaler, field)
@@ -242,6 +244,7 @@ class UpscalingPreparer:
         file, digest = self._folders.find(upscaler, field), upscaler.digest or ""
         model = self._alive.get(digest)
         if model is None:
+            self._make_room(upscaler, file_size_bytes(file))
             try:
                 # In a thread that ends, as samplers are compiled (ADR 5).
                 model = run_apart(on_one_core(lambda: self._load_and_try(file, digest)))
@@ -262,6 +265,20 @@ class UpscalingPreparer:
             while len(self._recent) > _MAX_MODELS:
                 self._recent.popitem(last=False)
         return model
+
+    def _make_room(self, upscaler: PixelUpscaler, num_bytes: int) -> None:
+        """Release upscalers until one of a file of `num_bytes` fits. Raises QueueFull: requests hold the others."""
+        with self._lock:
+            while (
+                held_bytes := sum(each.num_bytes for each in list(self._alive.values()))
+            ) + num_bytes > _MAX_MODEL_BYTES:
+                if not self._recent:
+                    raise QueueFull(
+                        f"the upscalers of accepted requests take {held_bytes} bytes of {_MAX_MODEL_BYTES}; "
+                        f"{upscaler.name} takes {num_bytes} more",
+                        retry_after_s=_RETRY_AFTER_S,
+                    )
+                self._recent.popitem(last=False)
 
     def _load_and_try(self, file: pathlib.Path, digest: str) -> PixelModel:
         """Return an upscaler that has enlarged a tile, and how long that took. Raises what it raises."""
