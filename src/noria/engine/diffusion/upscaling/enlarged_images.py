@@ -25,7 +25,7 @@ class _Enlarging:
     enlarged_HW3: torch.Tensor | None = None  # None: no tile of this pass is made
     num_tile_calls: int = 0  # that are made
     result_HW3: torch.Tensor | None = None  # None: the last pass has not begun
-    num_rows: int = 0  # of the result that are made
+    num_rows: int = 0  # rows of the result that are made
 
 
 class EnlargedImages:

@@ -33,12 +33,12 @@ from noria.scheduling.types import BatchKey
 TILE_PX = 256  # a tile of ESRGAN takes about as long as a step of 512 × 512 in Stable Diffusion
 MARGIN_PX = 16  # around it, which is cut away
 WINDOW_PX = TILE_PX + 2 * MARGIN_PX
-_REACH = 3  # of Lanczos: the pixels on each side of one that it depends on, where nothing gets smaller
+_REACH = 3  # pixels on each side of one that Lanczos weighs, where nothing gets smaller
 _MAX_PASSES = 3  # as in A1111: what is still too small then is resized
 _MAX_PIXELS = 2**26  # that an upscaler makes: 8192 × 8192
 _MAX_HELD_BYTES = 2**31  # pixels of all accepted images: ten of 8192 × 8192
 _MAX_MODELS = 2  # kept beside those of accepted requests
-_MAX_MODEL_BYTES = 2**31  # of all of these on the device
+_MAX_MODEL_BYTES = 2**31  # bytes of all of these on the device
 _RETRY_AFTER_S = 5.0  # as of start images
 # Stages of batch keys, besides those of denoisers; an upscaler's tiles have a number of its own from the last one on.
 _DECODE_STAGE, _ENCODE_STAGE, _TILE_STAGE = 2, 3, 4
@@ -72,7 +72,7 @@ class PreparedUpscaling:
     first_call: int
     tiles_per_call: int
     pixels_HW3: torch.Tensor | None = None  # None: they are those of the first pass
-    longest_iteration_s: float = 0.0  # of tiles alone, as long as the upscaler's first one took
+    longest_iteration_s: float = 0.0  # seconds of tiles alone, each as long as the first one took
 
     @functools.cached_property
     def tile_calls(self) -> tuple[Sequence[Tile], ...]:
@@ -250,7 +250,7 @@ class UpscalingPreparer:
                 model = run_apart(on_one_core(lambda: self._load_and_try(file, digest)))
             except NoriaError as error:
                 raise InvalidField(f"{field}: {error.message}", field=field) from error
-            except Exception as error:  # of any kind: a file decides which layers run
+            except Exception as error:  # any: a file decides which layers run
                 if is_out_of_memory(error):
                     raise QueueFull(
                         f"{upscaler.name} does not fit the memory that the device has now", retry_after_s=_RETRY_AFTER_S
