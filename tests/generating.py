@@ -100,8 +100,11 @@ def relative(left, right):
     return float((left - right).abs().max() / right.abs().max())
 
 
-def moved_image(source, request, call, frame=None, company=()):
-    """The image [height, width, 3] of a request that moves to another executor at `call`; `company` runs there."""
+def moved_image(source, request, call, frame=None, company=(), goes_on_at=None):
+    """The image [height, width, 3] of a request that moves to another executor at `call`; `company` runs there.
+
+    `goes_on_at` is the first call there, by default the same.
+    """
     source_loop, events = loop_of(source)
     source_loop.submit(source.prepare(request, frame))
     for _ in range(call):
@@ -119,7 +122,7 @@ def moved_image(source, request, call, frame=None, company=()):
     while (iteration := target_loop.run_iteration()) is not None:
         steps += [step.call for step in iteration.plan.steps if step.image.attempt_id == request.attempt_id]
     num_calls = handed_over.prepared.num_calls
-    assert steps == list(range(call, num_calls))
+    assert steps == list(range(call if goes_on_at is None else goes_on_at, num_calls))
     (ready,) = [each for each in events if isinstance(each, ResultReady) and each.prepared.request == request]
     return np.frombuffer(ready.result.pixels.rgb(), np.uint8).reshape(*request.payload.result_px[::-1], 3)
 

@@ -361,6 +361,7 @@ class RequestReceiver:
             )
             _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
             return Failed(attempt_id, "generation_failed", "the request could not be prepared")
+        self.watchdog.expect_iteration(prepared.longest_iteration_s)
         return prepared
 
     def _discard(self, client: ClientId, attempt_id: str | None) -> None:

@@ -93,6 +93,10 @@ class PreparedRequest(Protocol):
         """Model calls for each of its items."""
 
     @property
+    def longest_iteration_s(self) -> float:
+        """Seconds that one of its iterations may take, if longer than those of the warm-up; else 0."""
+
+    @property
     def stages(self) -> Mapping[Phase, str]:
         """The names of its trace spans, by phase."""
 

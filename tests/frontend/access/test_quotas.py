@@ -1,11 +1,14 @@
 """Quotas of API keys, in virtual time and over HTTP."""
 
+import base64
+import io
 import itertools
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from noria.errors import InvalidField, RateLimited
 from noria.frontend.access.api_keys import ApiKey
@@ -135,6 +138,23 @@ def test_the_rate_counts_images_and_is_per_key(serve_keys, client_with_key):
         assert sum(request.payload.n for request in engine.submitted) == 4
         with client_with_key(address, keys, "bob") as bob:
             assert bob.post("/t2i", json={"prompt": "p", "n": 5}).status_code == 200
+
+
+def test_images_that_a_filter_enlarges_count_and_are_recorded(serve_keys, client_with_key):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    image = base64.b64encode(file.getvalue()).decode()
+    body = {"imageList": [{"data": image}] * 2, "upscaler_1": "Lanczos"}
+    with (
+        serve_keys(alice="images_per_minute = 3") as (address, engine, keys),
+        client_with_key(address, keys, "alice") as alice,
+    ):
+        assert alice.post("/sdapi/v1/extra-batch-images", json=body).status_code == 200
+        rejected = alice.post("/sdapi/v1/extra-batch-images", json=body)  # its second image
+        assert (rejected.status_code, engine.submitted) == (429, [])
+        metrics = alice.get("/metrics").text
+        assert 'noria_requests_total{model="other",outcome="ok"} 3.0' in metrics
+        assert 'noria_requests_total{model="other",outcome="rate_limited"} 1.0' in metrics
 
 
 def test_an_image_is_in_flight_until_its_request_ends_or_its_client_disconnects(serve_keys, client_with_key):

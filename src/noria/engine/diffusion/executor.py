@@ -41,7 +41,7 @@ from noria.engine.diffusion.timing import (
 from noria.engine.diffusion.upscaling.enlarged_images import EnlargedImages
 from noria.engine.resources.memory import used_memory_bytes
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
-from noria.engine.resumption import StateWithBytes
+from noria.engine.resumption import InvalidStateError, StateWithBytes
 from noria.engine.runtime import THUMBNAIL_MAX_PX
 from noria.models import cuda_graph
 from noria.models.diffusion.diffusion_model import DiffusionModel
@@ -52,7 +52,16 @@ from noria.protocol.model_spec import CallChoice
 from noria.protocol.request import ImageRequest
 from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
 from noria.sampling.tables import fold, window_of
-from noria.scheduling.types import ItemId, IterationPlan, IterationResult, Phase, ReleasedImage, SlotAssignment, Step
+from noria.scheduling.types import (
+    ImageProgress,
+    ItemId,
+    IterationPlan,
+    IterationResult,
+    Phase,
+    ReleasedImage,
+    SlotAssignment,
+    Step,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -103,9 +112,12 @@ class DiffusionExecutor:
 
     def resume(self, prepared: PreparedImageRequest, states: Sequence[StateWithBytes]) -> PreparedImageRequest:
         """Let images begin as another engine has handed them over. Raises InvalidStateError if they cannot."""
+        if halfway := [state.call for state, _ in states if state.call != prepared.call_elsewhere(state.call)]:
+            raise InvalidStateError(f"call {halfway[0]} needs pixels, which do not move")
         begun = {
             state.index: load_image(state, data, prepared.table, math.prod(prepared.shape_at(state.call)))
             for state, data in states
+            if prepared.prompts  # else they begin anew
         }
         return replace(prepared, begun=begun)
 
@@ -114,6 +126,10 @@ class DiffusionExecutor:
         prepared = self._requests[released.image.attempt_id]
         with self._grad_mode():
             begun = self._evicted[released.image] if released.slot is None else self._saved(released)
+            call, batch_size_sum = released.progress
+            if (first := prepared.call_elsewhere(call)) != call:  # the calls between keep the sample
+                begun = replace(begun, call=first, samples=(first,))
+                released = released._replace(progress=ImageProgress(first, batch_size_sum * first // call))
             return dump_image(released, prepared.table, begun)
 
     def _saved(self, released: ReleasedImage) -> BegunImage:

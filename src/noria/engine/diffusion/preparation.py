@@ -85,6 +85,11 @@ class PreparedImageRequest(BaseImageRequest):
         """Prompts that each call has a row for, without the negative one; a tile is a row, too."""
         return len(self.prompts) or 1
 
+    @property
+    def longest_iteration_s(self) -> float:
+        """Seconds that an iteration of tiles may take; 0: nothing is enlarged by a file."""
+        return 0.0 if self.upscaling is None else self.upscaling.longest_iteration_s
+
     def calls_of_passes(self) -> tuple[int, int]:
         """Return the calls of its first and of its second pass."""
         return _calls_of_passes(self.table, self.second_stage_from, has_second=self.second_pass is not None)
@@ -107,6 +112,11 @@ class PreparedImageRequest(BaseImageRequest):
     def largest_shape(self) -> tuple[int, int, int]:
         """[C, H, W] of the latents of its largest pass."""
         return max(self.latent_shape, self.shape_at(self.num_calls), key=math.prod)
+
+    def call_elsewhere(self, call: int) -> int:
+        """Return the call at which an image goes on in another engine: its enlarged pixels do not move."""
+        upscaling = self.upscaling
+        return upscaling.first_call if upscaling is not None and (not self.prompts or upscaling.has(call)) else call
 
     def _is_second(self, call: int) -> bool:
         return self.second_stage_from is not None and call >= self.second_stage_from
@@ -204,6 +214,7 @@ class RequestPreparer:
             payload.result_px,
             payload.n,
             "upscaling",
+            max_rows=self.max_rows,
             pixels_HW3=torch.from_numpy(np.frombuffer(data or b"", np.uint8).reshape(shape).copy()),
             is_limited=not request.was_moved,
         )
@@ -231,6 +242,7 @@ class RequestPreparer:
             payload.result_px,
             payload.n,
             "second_pass",
+            max_rows=self.max_rows,
             first_call=first.num_calls,
             tiles_per_call=1 + is_guided,  # the rows of its other calls
             is_limited=not request.was_moved,

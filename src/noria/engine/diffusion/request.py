@@ -52,6 +52,11 @@ class BaseImageRequest:
         return ()
 
     @property
+    def longest_iteration_s(self) -> float:
+        """0: the warm-up has measured its calls."""
+        return 0.0
+
+    @property
     def num_calls(self) -> int:
         """Model calls for each image: its steps, without those that a start image leaves out."""
         return self.request.payload.num_steps

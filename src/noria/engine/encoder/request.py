@@ -30,7 +30,7 @@ class PreparedTextRequest:
     rows: list[Row]
     results: list[FloatArray | None] = field(init=False)  # the result of each text
 
-    num_calls = 1
+    num_calls, longest_iteration_s = 1, 0.0  # the warm-up has measured its call
     stages = _STAGES
 
     def __post_init__(self) -> None:

@@ -51,6 +51,7 @@ class HangWatchdog:
         self.loop, self.sender = BusyTimer(clock), BusyTimer(clock)
         self._clock, self._hang_timeout_s = clock, hang_timeout_s
         self._timers: tuple[BusyTimer, ...] = (self.loop, self.sender)
+        self._expected_s = 0.0  # not the loop's `longest_s`, which its thread writes
 
     def add_sessions(self, count: int) -> tuple[BusyTimer, ...]:
         """Return the timers of so many sessions."""
@@ -59,8 +60,8 @@ class HangWatchdog:
         return sessions
 
     def expect_iteration(self, iteration_s: float) -> None:
-        """Raise the limit for iterations of `iteration_s` seconds, as seen during warm-up."""
-        self.loop.longest_s = max(self.loop.longest_s, iteration_s)
+        """Raise the limit for iterations of `iteration_s` seconds, as a trial took; any thread may call it."""
+        self._expected_s = max(self._expected_s, iteration_s)
 
     @property
     def busy_s(self) -> float:
@@ -70,4 +71,6 @@ class HangWatchdog:
     @property
     def hang_limit_s(self) -> float:
         """Seconds of `busy_s` above which the engine counts as hung."""
-        return max(self._hang_timeout_s, _HANG_FACTOR * max(timer.longest_s for timer in self._timers))
+        return max(
+            self._hang_timeout_s, _HANG_FACTOR * max(self._expected_s, *(timer.longest_s for timer in self._timers))
+        )

@@ -31,6 +31,12 @@ class PixelModel:
     descriptor: Any  # spandrel's ImageModelDescriptor
     scale: int  # 2 or more
     digest: str  # digest of its file
+    tile_s: float = 0.0  # seconds of a tile, where it was measured
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its parameters on the device."""
+        return sum(each.nbytes for each in self.descriptor.model.parameters())
 
     def enlarge(self, tiles_BHW3: torch.Tensor) -> torch.Tensor:
         """Return uint8 tiles, `scale` times as wide and high, on the CPU; waits for the device."""

@@ -14,6 +14,7 @@ from generating import difference, evicted_image, generate, moved_image
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.upscaling import prepared_upscaling
 from noria.errors import InvalidField, QueueFull
+from noria.models.diffusion.pixel_upscaler import PixelModel
 from noria.models.upscaler_folders import UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler, SecondPass, Upscaling
 from noria.testing.requests import make_image_request
@@ -164,8 +165,30 @@ def test_calls_of_others_are_between_the_tiles(tiny, folder):
 def test_an_image_that_moves_or_is_evicted_stays_the_same(tiny, folder, call):
     request = two_passes(1, named(folder, "a"), scheduler="euler-a")
     undisturbed = generate(tiny[1], [request])["r1", 0]
-    assert difference(moved_image(tiny[1], request, call), undisturbed) <= NATURAL_TOLERANCE
+    first = NUM_FIRST if call < NUM_FIRST + NUM_BETWEEN else call  # pixels do not move
+    assert difference(moved_image(tiny[1], request, call, goes_on_at=first), undisturbed) <= NATURAL_TOLERANCE
     assert difference(evicted_image(tiny[1], request, call), undisturbed) <= NATURAL_TOLERANCE
+
+
+def test_an_image_that_is_sent_begins_anew_in_another_engine(tiny, folder):
+    request, pixels = only_enlarged(1, named(folder, "a"), (600, 30), (1200, 60))
+    frame = memoryview(pixels.tobytes())
+    undisturbed = generate(tiny[1], [request], frames={"e1": frame})["e1", 0]
+    assert difference(moved_image(tiny[1], request, 2, frame, goes_on_at=0), undisturbed) == 0
+
+
+@pytest.mark.parametrize("result_px", [(611, 333), (700, 333), (300, 500), (2400, 1200)])
+def test_a_result_is_resized_by_rows_of_tiles_as_at_once(tiny, folder, result_px):
+    request, pixels = only_enlarged(1, named(folder, "a"), (600, 300), result_px)
+    executor = tiny[1]
+    upscaling = executor.prepare(request, memoryview(pixels.tobytes())).upscaling
+    larger = torch.from_numpy(start_pixels(*upscaling.enlarged_px, seed=2))
+    made, num_rows, numbers = torch.empty(*result_px[::-1], 3, dtype=torch.uint8), 0, []
+    for num_done in (256 * 4, 300 * 4):
+        num_rows = upscaling.resize_rows(larger[:num_done], made, num_rows)
+        numbers.append(num_rows)
+    assert 0 < numbers[0] < numbers[1] == result_px[1]
+    assert difference(made.numpy(), upscaling.resize(larger).numpy()) <= 1
 
 
 def test_running_out_of_memory_at_its_end_changes_no_image(tiny, folder, monkeypatch):
@@ -196,6 +219,7 @@ def write_files(folder):
     (folder / "text.pth").write_text("no weights")
     (folder / "cut.safetensors").write_bytes(save_esrgan(folder / "whole.safetensors").read_bytes()[:999])
     torch.save({"layer.weight": torch.zeros(4)}, folder / "other.pth")
+    save_esrgan(folder / "failing.pth")
     once = {name: tensor for name, tensor in esrgan_tensors().items() if "conv_up" not in name}
     torch.save(once, folder / "once.pth")
 
@@ -203,6 +227,7 @@ def write_files(folder):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
+        ("failing", "failing fails with a tile: no such layer"),
         ("code", "a pickle with more than weights in it"),
         ("zipped", "a pickle with more than weights in it"),
         ("text", "is a pickle with more than weights in it, which could run any code, or is damaged"),
@@ -211,13 +236,34 @@ def write_files(folder):
         ("once", "once.pth"),
     ],
 )
-def test_a_file_that_is_no_upscaler_is_refused_and_runs_no_code(tiny_folder, tmp_path, capsys, name, says):
+def test_a_file_that_is_no_upscaler_is_refused_and_runs_no_code(tiny_folder, tmp_path, capsys, monkeypatch, name, says):
     write_files(tmp_path)
+    if name == "failing":
+        monkeypatch.setattr(PixelModel, "enlarge", _raising(RuntimeError("no such layer")))
     _, executor = load(tiny_folder, upscalers=(str(tmp_path),))
     with pytest.raises(InvalidField, match=says) as refusal:
         executor.prepare(two_passes(1, named(tmp_path, name)))
     assert refusal.value.field == "second_pass"
     assert "this must not run" not in capsys.readouterr().out
+
+
+def _raising(error):
+    def call(*_):
+        raise error
+
+    return call
+
+
+def test_an_upscaler_is_tried_before_it_is_in_a_batch(tiny_folder, folder, monkeypatch):
+    _, executor = load(tiny_folder, upscalers=(str(folder),))
+    request = two_passes(1, named(folder, "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(PixelModel, "enlarge", _raising(torch.OutOfMemoryError("out of memory")))
+        with pytest.raises(QueueFull, match="a does not fit the memory"):
+            executor.prepare(request)
+    prepared = executor.prepare(request)
+    assert prepared.longest_iteration_s == 16 * prepared.upscaling.model.tile_s > 0  # 8 slots, guided
+    assert executor.prepare(two_passes(1, None)).longest_iteration_s == 0
 
 
 def test_a_changed_file_is_refused(tiny_folder, tmp_path):
@@ -226,6 +272,17 @@ def test_a_changed_file_is_refused(tiny_folder, tmp_path):
     _, executor = load(tiny_folder, upscalers=(str(tmp_path),))
     with pytest.raises(InvalidField, match="the file of 'a' has changed"):
         executor.prepare(two_passes(1, before))
+
+
+def test_upscalers_of_requests_are_bounded(tiny_folder, folder, monkeypatch):
+    _, executor = load(tiny_folder, upscalers=(str(folder),))
+    held = executor.prepare(two_passes(1, named(folder, "a")))
+    file_bytes = (folder / "b.safetensors").stat().st_size
+    monkeypatch.setattr(prepared_upscaling, "_MAX_MODEL_BYTES", held.upscaling.model.num_bytes + file_bytes - 1)
+    with pytest.raises(QueueFull, match="the upscalers of accepted requests take"):
+        executor.prepare(two_passes(1, named(folder, "b")))
+    del held
+    executor.prepare(two_passes(1, named(folder, "b")))
 
 
 def test_too_large_an_image_and_too_many_are_refused(tiny, folder, monkeypatch):

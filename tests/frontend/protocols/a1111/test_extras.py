@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from PIL import Image
 
 from noria.config import Config, EngineConfig
+from noria.frontend.http.body import MAX_LARGE_BODIES_PER_CLIENT
 from noria.images.metadata_io import read_metadata
 from noria.models.upscaler_folders import UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler, SecondPass, Upscaling
+from waiting import wait_until
 
 # What webuiapi sends.
 WEBUIAPI = {
@@ -93,6 +96,32 @@ def test_an_upscaler_of_a_file_runs_in_an_engine(served):
     smaller = {"resize_mode": 1, "upscaling_resize_w": 16, "upscaling_resize_h": 16}
     assert opened(extra(client, upscaler_1="4x-Tiny", **smaller).json()["image"]).size == (16, 16)
     assert len(engine.submitted) == 3  # what gets smaller needs no upscaler
+
+
+def test_priority_and_deadline_are_in_headers(served):
+    client, engine, _ = served
+    urgent = {"X-Noria-Priority": "high", "X-Noria-Deadline-Ms": "9000"}
+    client.headers.update(urgent)
+    assert extra(client, upscaler_1="4x-Tiny").status_code == 200
+    (request,) = engine.submitted
+    assert request.priority == "high" and 1 < request.deadline_s < 9
+    for name, value in [("X-Noria-Priority", "top"), ("X-Noria-Deadline-Ms", "0")]:
+        client.headers.update(urgent | {name: value})
+        assert extra(client).status_code == 400
+
+
+def test_images_that_engines_enlarge_hold_no_places_of_uploads(served):
+    client, engine, _ = served
+    engine.never_answers = True
+    image = b64(photo((200, 200)))
+    with ThreadPoolExecutor(MAX_LARGE_BODIES_PER_CLIENT) as threads:
+        running = [
+            threads.submit(extra, client, image=image, upscaler_1="4x-Tiny") for _ in range(MAX_LARGE_BODIES_PER_CLIENT)
+        ]
+        wait_until(lambda: len(engine.submitted) == len(running))
+        assert extra(client, image=image).status_code == 200
+        client.post("/sdapi/v1/interrupt")
+    assert [each.result().status_code for each in running] == [499] * len(running)
 
 
 def test_upscalers_are_listed(served):

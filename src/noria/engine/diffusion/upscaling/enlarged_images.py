@@ -24,6 +24,8 @@ class _Enlarging:
     source_HW3: torch.Tensor
     enlarged_HW3: torch.Tensor | None = None  # None: no tile of this pass is made
     num_tile_calls: int = 0  # that are made
+    result_HW3: torch.Tensor | None = None  # None: the last pass has not begun
+    num_rows: int = 0  # rows of the result that are made
 
 
 class EnlargedImages:
@@ -65,7 +67,7 @@ class EnlargedImages:
     def _make_call(
         self, item: ItemId, upscaling: PreparedUpscaling, call: int, latents_1CHW: torch.Tensor | None = None
     ) -> None:
-        """Make a call of an image, unless it is made; and those before it, if another engine has made them."""
+        """Make a call of an image, unless it is made."""
         image = self._images.get(item)
         if image is None:
             pixels_HW3 = upscaling.pixels_HW3
@@ -73,18 +75,16 @@ class EnlargedImages:
                 assert latents_1CHW is not None
                 pixels_HW3 = self._model.decode(latents_1CHW)[0].cpu()
             self._images[item] = image = _Enlarging(pixels_HW3)
-        num_before = upscaling.first_call + (upscaling.pixels_HW3 is None)
-        while image.num_tile_calls < min(call - num_before + 1, len(upscaling.tile_calls)):
-            _enlarge(image, upscaling, upscaling.tile_calls[image.num_tile_calls])
+        tile_call = call - upscaling.first_call - (upscaling.pixels_HW3 is None)
+        if image.num_tile_calls == tile_call < len(upscaling.tile_calls):
+            _enlarge(image, upscaling, upscaling.tile_calls[tile_call])
 
     def result(self, item: ItemId, prepared: PreparedImageRequest) -> torch.Tensor:
         """Return the pixels of an image whose calls of tiles are made, in the size of the result."""
         upscaling = prepared.upscaling
         assert upscaling is not None
-        if upscaling.pixels_HW3 is not None:
-            self._make_call(item, upscaling, prepared.num_calls - 1)  # which another engine may have made
         image = self._images[item]
-        return upscaling.resize(image.source_HW3 if image.enlarged_HW3 is None else image.enlarged_HW3)
+        return upscaling.resize(image.source_HW3) if image.result_HW3 is None else image.result_HW3
 
 
 def _enlarge(image: _Enlarging, prepared: PreparedUpscaling, tiles: Sequence[Tile]) -> None:
@@ -105,5 +105,12 @@ def _enlarge(image: _Enlarging, prepared: PreparedUpscaling, tiles: Sequence[Til
         cut_HW3 = made_HW3[(tile.top - top) * scale : (bottom - top) * scale]
         cut_HW3 = cut_HW3[:, (tile.left - left) * scale : (right - left) * scale]
         enlarged_HW3[tile.top * scale : bottom * scale, tile.left * scale : right * scale] = cut_HW3
+    if (width * scale, height * scale) == prepared.enlarged_px:
+        if image.result_HW3 is None:
+            image.result_HW3 = torch.empty(*prepared.result_px[::-1], 3, dtype=torch.uint8)
+        last = tiles[-1]
+        num_rows = last.top + TILE_PX if last.left + TILE_PX >= width else last.top  # in full width
+        done_HW3 = enlarged_HW3[: num_rows * scale]
+        image.num_rows = prepared.resize_rows(done_HW3, image.result_HW3, image.num_rows)
     image.source_HW3, image.enlarged_HW3 = source_HW3, enlarged_HW3
     image.num_tile_calls += 1

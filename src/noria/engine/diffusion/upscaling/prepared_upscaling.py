@@ -5,11 +5,14 @@ only enlarges its image has calls of tiles alone. Pixels are in the host's memor
 """
 
 import functools
+import math
+import pathlib
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +20,12 @@ import torch
 from PIL import Image, ImageOps
 
 from noria.config import EngineConfig
-from noria.engine.resources.priority import run_apart
-from noria.errors import InvalidField, NoriaError, QueueFull
+from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
+from noria.engine.resources.priority import on_one_core, run_apart
+from noria.errors import InvalidField, ModelError, NoriaError, QueueFull
 from noria.models.diffusion.pixel_upscaler import PixelModel, load_pixel_model
 from noria.models.upscaler_folders import NEAREST, UpscalerFolders
+from noria.models.weights import file_size_bytes
 from noria.protocol.diffusion import PixelUpscaler
 from noria.sampling.tables import NUM_COLUMNS, SamplerTable, sample_column
 from noria.scheduling.types import BatchKey
@@ -28,10 +33,12 @@ from noria.scheduling.types import BatchKey
 TILE_PX = 256  # a tile of ESRGAN takes about as long as a step of 512 × 512 in Stable Diffusion
 MARGIN_PX = 16  # around it, which is cut away
 WINDOW_PX = TILE_PX + 2 * MARGIN_PX
+_REACH = 3  # pixels on each side of one that Lanczos weighs, where nothing gets smaller
 _MAX_PASSES = 3  # as in A1111: what is still too small then is resized
 _MAX_PIXELS = 2**26  # that an upscaler makes: 8192 × 8192
 _MAX_HELD_BYTES = 2**31  # pixels of all accepted images: ten of 8192 × 8192
 _MAX_MODELS = 2  # kept beside those of accepted requests
+_MAX_MODEL_BYTES = 2**31  # bytes of all of these on the device
 _RETRY_AFTER_S = 5.0  # as of start images
 # Stages of batch keys, besides those of denoisers; an upscaler's tiles have a number of its own from the last one on.
 _DECODE_STAGE, _ENCODE_STAGE, _TILE_STAGE = 2, 3, 4
@@ -65,12 +72,13 @@ class PreparedUpscaling:
     first_call: int
     tiles_per_call: int
     pixels_HW3: torch.Tensor | None = None  # None: they are those of the first pass
+    longest_iteration_s: float = 0.0  # seconds of tiles alone, each as long as the first one took
 
     @functools.cached_property
     def tile_calls(self) -> tuple[Sequence[Tile], ...]:
         """The tiles of each call; a call has only tiles of one pass."""
         found: list[Sequence[Tile]] = []
-        for width, height in [] if self.model is None else sizes(self.source_px, self.result_px, self.model.scale)[:-1]:
+        for width, height in [] if self.model is None else self._sizes[:-1]:
             tiles = [
                 Tile((width, height), left, top)
                 for top in range(0, height, TILE_PX)
@@ -102,9 +110,17 @@ class PreparedUpscaling:
     @property
     def num_bytes(self) -> int:
         """Bytes of the pixels of an image, at most."""
-        scale = 1 if self.model is None else self.model.scale
-        of_passes = sizes(self.source_px, self.result_px, scale)[-2:]
+        of_passes = self._sizes[-2:]
         return 3 * (self.result_px[0] * self.result_px[1] + sum(width * height for width, height in of_passes))
+
+    @property
+    def _sizes(self) -> list[tuple[int, int]]:
+        return sizes(self.source_px, self.result_px, 1 if self.model is None else self.model.scale)
+
+    @property
+    def enlarged_px(self) -> tuple[int, int]:
+        """Width and height after the last pass."""
+        return self._sizes[-1]
 
     def resize(self, pixels_HW3: torch.Tensor) -> torch.Tensor:
         """Return pixels in the size of the result; of other proportions, they are cut on both sides."""
@@ -112,6 +128,26 @@ class PreparedUpscaling:
         if image.size != self.result_px:
             image = ImageOps.fit(image, self.result_px, self.resampling)
         return torch.from_numpy(np.array(image))
+
+    def resize_rows(self, done_HW3: torch.Tensor, result_HW3: torch.Tensor, num_made: int) -> int:
+        """Make the rows of a result, as `resize` does, that depend on none below `done_HW3`; return how many are made.
+
+        `num_made` rows are. So a call resizes a row of tiles at most: 256 × 8192 pixels, four times enlarged, in 0.2 s.
+        """
+        (width, height), (result_width, result_height) = self.enlarged_px, self.result_px
+        times = min(width / result_width, height / result_height)
+        left, top = (width - times * result_width) / 2, (height - times * result_height) / 2
+        reach, num_done = math.ceil(_REACH * max(times, 1)) + 1, len(done_HW3)
+        num_rows = result_height if num_done == height else min(int((num_done - reach - top) / times), result_height)
+        if num_rows <= num_made:
+            return num_made
+        first, last = top + num_made * times, top + num_rows * times
+        begin, end = max(0, int(first) - reach), min(num_done, math.ceil(last) + reach)
+        box = max(0.0, left), max(0.0, first - begin), min(width, left + times * result_width), min(end, last) - begin
+        part = Image.fromarray(done_HW3[begin:end].numpy())
+        part = part.resize((result_width, num_rows - num_made), self.resampling, box)
+        result_HW3[num_made:num_rows] = torch.from_numpy(np.array(part))
+        return num_rows
 
     def table(self, scheduler: str) -> SamplerTable:
         """Return rows for its calls, which keep the sample."""
@@ -163,6 +199,7 @@ class UpscalingPreparer:
         num_images: int,
         field: str,
         *,
+        max_rows: int,
         first_call: int = 0,
         tiles_per_call: int = 1,
         pixels_HW3: torch.Tensor | None = None,
@@ -170,9 +207,12 @@ class UpscalingPreparer:
     ) -> PreparedUpscaling:
         """Return how `num_images` images get another size, with the upscaler loaded; `field` is for errors.
 
+        An iteration has at most `max_rows` tiles.
+
         Raises:
-            InvalidField: the upscaler cannot be loaded, or would make too large an image.
-            QueueFull: images that wait fill the memory for them, and it `is_limited`.
+            InvalidField: the upscaler cannot be loaded or fails, or would make too large an image.
+            QueueFull: the upscaler does not fit beside those of other requests, or the device's memory, now; or images
+                that wait fill the memory for them and it `is_limited`.
 
         """
         model = None if upscaler.digest is None else self._load(upscaler, field)
@@ -185,7 +225,10 @@ class UpscalingPreparer:
                 field=field,
             )
         resampling = Image.Resampling.NEAREST if upscaler.name == NEAREST else Image.Resampling.LANCZOS
-        prepared = PreparedUpscaling(model, resampling, source_px, result_px, first_call, tiles_per_call, pixels_HW3)
+        longest_s = 0.0 if model is None else max_rows * model.tile_s
+        prepared = PreparedUpscaling(
+            model, resampling, source_px, result_px, first_call, tiles_per_call, pixels_HW3, longest_s
+        )
         num_bytes = num_images * prepared.num_bytes
         with self._lock:
             held_bytes = sum(list(self._accepted.values()))
@@ -201,14 +244,48 @@ class UpscalingPreparer:
         file, digest = self._folders.find(upscaler, field), upscaler.digest or ""
         model = self._alive.get(digest)
         if model is None:
+            self._make_room(upscaler, file_size_bytes(file))
             try:
                 # In a thread that ends, as samplers are compiled (ADR 5).
-                model = run_apart(lambda: load_pixel_model(file, digest, self._device, self._dtype))
+                model = run_apart(on_one_core(lambda: self._load_and_try(file, digest)))
             except NoriaError as error:
                 raise InvalidField(f"{field}: {error.message}", field=field) from error
+            except Exception as error:  # any: a file decides which layers run
+                if is_out_of_memory(error):
+                    raise QueueFull(
+                        f"{upscaler.name} does not fit the memory that the device has now", retry_after_s=_RETRY_AFTER_S
+                    ) from error
+                raise InvalidField(
+                    f"{field}: {upscaler.name} fails with a tile: {first_line(error)}. Use another upscaler.",
+                    field=field,
+                ) from error
         with self._lock:
             self._alive[digest] = self._recent[digest] = model
             self._recent.move_to_end(digest)
             while len(self._recent) > _MAX_MODELS:
                 self._recent.popitem(last=False)
         return model
+
+    def _make_room(self, upscaler: PixelUpscaler, num_bytes: int) -> None:
+        """Release upscalers until one of a file of `num_bytes` fits. Raises QueueFull: requests hold the others."""
+        with self._lock:
+            while (
+                held_bytes := sum(each.num_bytes for each in list(self._alive.values()))
+            ) + num_bytes > _MAX_MODEL_BYTES:
+                if not self._recent:
+                    raise QueueFull(
+                        f"the upscalers of accepted requests take {held_bytes} bytes of {_MAX_MODEL_BYTES}; "
+                        f"{upscaler.name} takes {num_bytes} more",
+                        retry_after_s=_RETRY_AFTER_S,
+                    )
+                self._recent.popitem(last=False)
+
+    def _load_and_try(self, file: pathlib.Path, digest: str) -> PixelModel:
+        """Return an upscaler that has enlarged a tile, and how long that took. Raises what it raises."""
+        model = load_pixel_model(file, digest, self._device, self._dtype)
+        began = time.perf_counter()
+        with torch.no_grad():
+            made_1HW3 = model.enlarge(torch.zeros(1, WINDOW_PX, WINDOW_PX, 3, dtype=torch.uint8))
+        if made_1HW3.shape != (1, expected := WINDOW_PX * model.scale, expected, 3):
+            raise ModelError(f"{file.name}: makes a tile of {list(made_1HW3.shape[1:])} instead of {expected} pixels.")
+        return replace(model, tile_s=time.perf_counter() - began)

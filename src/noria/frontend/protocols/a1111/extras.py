@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -10,19 +11,19 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from noria.errors import InvalidField, RequestError, short_repr
+from noria.errors import InvalidField, NoriaError, RequestError, short_repr
 from noria.errors.problems import Problems, each_part
-from noria.frontend.http.body import JsonBodyReader, decode_with_ignored
+from noria.frontend.http.body import JsonBodyReader, apply_headers, decode_with_ignored
 from noria.frontend.http.json_response import json_response
 from noria.frontend.protocols.a1111.off_values import Feature, features_on, is_empty, is_off
 from noria.frontend.protocols.a1111.tasks import A1111Tasks
 from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.images.request_validation import Limits, check_range
-from noria.frontend.services.images.upscaling import EnlargingSettings, Size, enlarge
+from noria.frontend.services.images.upscaling import EnlargingSettings, Size, check_urgency, enlarge
 from noria.images.image_file import MAX_SIDE_PX
 from noria.models.upscaler_folders import FILTERS
-from noria.protocol.diffusion import DiffusionModelSpec
-from noria.protocol.request import ImageFormat
+from noria.protocol.diffusion import DiffusionModelSpec, PixelUpscaler
+from noria.protocol.request import ImageFormat, ImageRequestBody
 
 EXTRAS_LIMITS: Mapping[str, Limits] = {
     "resize_mode": Limits(0, 1, 0),
@@ -35,6 +36,7 @@ _UNSUPPORTED: Mapping[str, Feature] = {
     "gfpgan_visibility": ("face restoration", ()),
     "codeformer_visibility": ("face restoration", ()),
 }
+_NO_BODY = ImageRequestBody(prompt="")
 _SECOND = "extras_upscaler_2_visibility"
 
 
@@ -140,7 +142,8 @@ class ExtrasRoutes:
     async def _enlarge(
         self, http: Request, body_type: type[BodyT], images_of: Callable[[BodyT], list[str]]
     ) -> list[str]:
-        problems, service = Problems(), self._generation_service
+        problems, service, started = Problems(), self._generation_service, time.monotonic()
+        context = http.state.context
         with contextlib.ExitStack() as slots:
             raw = await self._body_reader.receive(http, slots)
             body, sent = decode_with_ignored(
@@ -152,23 +155,26 @@ class ExtrasRoutes:
             )
             problems.add(*_features_on(sent), are_of_form=True)
             images = problems.attempt(functools.partial(images_of, body), [])
-            settings = await asyncio.to_thread(self._settings, body, self._file_format_of(http), problems)
-            problems.raise_all()
+            urgency = problems.attempt(
+                lambda: check_urgency(apply_headers(_NO_BODY, http.headers), context, service.config.request_timeout_s),
+                _NO_BODY,
+            )
+            upscaler, size_of = await asyncio.to_thread(self._settings, body, problems)
+            try:
+                problems.raise_all()
+            except NoriaError as error:
+                service.record_rejection(context, urgency, None, error)
+                raise
             self._body_reader.check_length(raw, *images)
-            del raw, sent
-            files = []
-            for image in images:  # one after the other: their pixels take memory
-                try:
-                    files += await enlarge(
-                        service,
-                        http.state.context,
-                        lambda: self._selected_model(http),
-                        self._tasks.generate,
-                        image,
-                        settings,
-                    )
-                except RequestError as error:
-                    raise each_part(error, _in_a1111_terms) from None
+            del raw, sent, body
+        settings, files = EnlargingSettings(upscaler, size_of, self._file_format_of(http), urgency, started), []
+        for image in images:  # one after the other: their pixels take memory
+            try:
+                files += await enlarge(
+                    service, context, lambda: self._selected_model(http), self._tasks.generate, image, settings
+                )
+            except RequestError as error:
+                raise each_part(error, _in_a1111_terms) from None
         return await service.as_base64(files)
 
     def _batch_images(self, body: ExtraBatchImages) -> list[str]:
@@ -177,8 +183,8 @@ class ExtrasRoutes:
             raise InvalidField(f"imageList has {len(images)} images; allowed are 1 to {limit}.", field="imageList")
         return images
 
-    def _settings(self, body: Extras, file_format: ImageFormat, problems: Problems) -> EnlargingSettings:
-        """Return how the images of `body` are enlarged; adds to `problems`."""
+    def _settings(self, body: Extras, problems: Problems) -> tuple[PixelUpscaler | None, Callable[[Size], Size]]:
+        """Return by what, and to which size, the images of `body` are enlarged; adds to `problems`."""
 
         def checked(name: str) -> float:
             limit, got = EXTRAS_LIMITS[name], getattr(body, name)
@@ -196,7 +202,7 @@ class ExtrasRoutes:
 
         name = body.upscaler_1 or ""
         upscaler = None if is_off(name) else problems.attempt(lambda: self._folders.complete(name, "upscaler_1"), None)
-        return EnlargingSettings(upscaler, size_of, file_format)
+        return upscaler, size_of
 
 
 def _without_empty(fields: Mapping[str, Any], body_type: type[Extras]) -> dict[str, Any]:

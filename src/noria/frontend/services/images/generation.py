@@ -97,7 +97,7 @@ class GenerationService:
         self._start_images = StartImages(config.max_image_bytes, self.upload_threads)
         self._postprocess_s = 0.0  # smoothed time from a request's pixels to its files
         # Few: writing images is CPU-bound, and the engine needs the cores too.
-        self._thread_pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="write-image")
+        self.write_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="write-image")
 
     @property
     def models(self) -> Mapping[str, DiffusionModelSpec]:
@@ -187,7 +187,7 @@ class GenerationService:
                 elif context.opened_s:
                     request = with_less_time(request, context.opened_s)
         except NoriaError as error:
-            self._record_rejection(context, body, spec, error)
+            self.record_rejection(context, body, spec, error)
             raise
         if (span := current_span()).is_recording():
             span.set_attributes(request_attributes(request))
@@ -231,9 +231,10 @@ class GenerationService:
             return await self._file_threads.run(context.client, validate, *arguments)
         return validate(*arguments)
 
-    def _record_rejection(
+    def record_rejection(
         self, context: RequestContext, body: ImageRequestBody, spec: ModelSpec | None, error: NoriaError
     ) -> None:
+        """Count and log a request that is not admitted."""
         outcomes.count_request(None if spec is None else spec.name, error.code)
         if spec is not None:
             count_deployment(context.versions, spec.name, error.code)
@@ -334,7 +335,7 @@ class GenerationService:
         """Return what `write` does, in threads."""
         if task.paste is None:
             in_context = contextvars.copy_context().run  # the executor does not pass the context on
-            return await asyncio.get_running_loop().run_in_executor(self._thread_pool, in_context, write, images)
+            return await asyncio.get_running_loop().run_in_executor(self.write_threads, in_context, write, images)
         written = [await task.paste(image, write) for image in images]
         return [file for files, _ in written for file in files], [value for _, values in written for value in values]
 
@@ -371,7 +372,7 @@ class GenerationService:
 
     async def as_base64(self, files: Sequence[bytes]) -> list[str]:
         """Return files, such as those of a result, in base64."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread_pool, to_base64, files)
+        return await asyncio.get_running_loop().run_in_executor(self.write_threads, to_base64, files)
 
 
 def _write_files(task: ImageTask, target: Target | None, wanted: Container[str], images: Sequence[RawImage]) -> Written:
