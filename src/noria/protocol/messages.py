@@ -143,7 +143,7 @@ class Mount(Struct, frozen=True, tag=True):
 
 
 class CancelMount(Struct, frozen=True, tag=True):
-    """Nobody waits for a `Mount` of this client any more: it fails, unless it has begun."""
+    """The last request that waited for a `Mount` of this client has left: the mount fails, unless it has begun."""
 
     change_id: str
 

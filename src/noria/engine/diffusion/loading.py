@@ -166,7 +166,7 @@ class _ModelChanges:
         device: str,
         free_bytes: Callable[[str], int],
     ) -> None:
-        """Of `config` dtype, attention and `compile_blocks` can be "auto", which is resolved for each model."""
+        """`config` may have "auto" as dtype, attention and `compile_blocks`; it is resolved for each model."""
         self._executor, self._scheduler, self._config = executor, scheduler, config
         self._device, self._free_bytes = device, free_bytes
         self.specs, self.precisions, self.call_choices = {}, {}, {}

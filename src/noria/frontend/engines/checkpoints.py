@@ -3,7 +3,7 @@
 A file is opened once, which converts it the first time it is served; then its properties are known, and requests for it
 can be validated. Engines load it when a request waits for it, and unload it for another one (`engine/mounting.py`).
 Requests for one model share its opening and its load. One that fails fails all of them; the next request tries again.
-A load that nobody waits for any more is cancelled, so that it unloads nothing.
+A load is cancelled when the last request that waits for it has left, so that it unloads nothing.
 """
 
 import asyncio

@@ -260,7 +260,6 @@ class GenerationService:
 
         Raises:
             NoriaError: the request was rejected or failed.
-
         """
         context, spec = admitted.context, admitted.spec
         backlog_s = functools.partial(self.engine_pool.backlog_s, spec)

@@ -27,10 +27,10 @@ END_OF_CHAT = "<|im_end|>\n<|im_start|>assistant\n"
 """The text after a prompt."""
 
 NUM_SYSTEM_TOKENS = 34
-"""Of `SYSTEM_PROMPT`: their outputs are dropped, whatever the tokenizer."""
+"""The number of tokens of `SYSTEM_PROMPT`; their outputs are dropped, whatever the tokenizer."""
 
 NUM_EDIT_SYSTEM_TOKENS = 64
-"""Of `EDIT_SYSTEM_PROMPT`, likewise."""
+"""The number of tokens of `EDIT_SYSTEM_PROMPT`, whose outputs are dropped likewise."""
 
 MAX_PROMPT_TOKENS = 512
 """Longer prompts are cut, as by diffusers; the words around them that are not dropped are counted."""
