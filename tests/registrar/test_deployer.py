@@ -128,6 +128,10 @@ class Server:
     def routes(self) -> Routes:
         return read_routes(self.file)
 
+    def routes_to_canary(self) -> bool:
+        """Return whether front ends know of a canary: before, they report nothing of it."""
+        return any(route.canary is not None for route in self.routes().routes)
+
     def state(self, number: int) -> str:
         return self.store.find(number).state
 
@@ -298,7 +302,7 @@ def test_a_bad_canary_is_rolled_back_and_a_good_one_promoted(
         await server.poll_until(lambda: server.held() == {server.configured.fingerprint})
 
         good = deploy(server, plan=RampPlan((50.0, 100.0), 10.0), judges_latency=False)
-        await server.poll_until(lambda: server.state(good) == "canary")
+        await server.poll_until(server.routes_to_canary)
         for _ in range(40):
             await send_windows(server, good, errors=0)
             if server.state(good) == "serving":
@@ -314,7 +318,7 @@ def test_a_canary_whose_results_are_distributed_otherwise_is_rolled_back(
 ) -> None:
     async def scenario(server: Server, _: list[FakeEngine]) -> None:
         number = deploy(server, plan=RampPlan((50.0,)), guards=("image_brightness",))
-        await server.poll_until(lambda: server.state(number) == "canary")
+        await server.poll_until(server.routes_to_canary)
         for _ in range(4):
             arms = [Arm(50, cells={"image_brightness": {cell: 40, "0.5": 10}}) for cell in ("0.4", "0.6")]
             server.windows.append(WindowReport(number, int(server.now / WINDOW_S), *arms))
@@ -340,7 +344,7 @@ def test_the_registry_gets_to_know_the_few_responses_of_a_quiet_endpoint(
 ) -> None:
     async def scenario(server: Server, _: list[FakeEngine]) -> None:
         number = deploy(server, plan=CANARY)
-        await server.poll_until(lambda: server.state(number) == "canary")
+        await server.poll_until(server.routes_to_canary)
         server.windows.append(WindowReport(number, int(server.now / WINDOW_S), Arm(9), Arm(2)))
         await server.poll()
         server.now += WINDOW_S + 1

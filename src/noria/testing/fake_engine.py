@@ -138,6 +138,7 @@ class FakeEngine:
         self.hello_names: list[str] = []  # the names of the front ends that connected
         self.num_load_acks = 0
         self.model_changes: list[Mount | Unmount] = []
+        self.cancelled_mounts: list[str] = []  # their change ids, once they are no longer answered
         self.in_flight: list[str] = []  # withheld requests; reported as in flight after a crash
         # How it answers.
         self.never_answers = False  # accepts requests and sends nothing more
@@ -219,7 +220,7 @@ class FakeEngine:
                     if run.replace(message):
                         for each in clients:
                             channel.send(each, run.state_message(state))
-                mounts = _without_cancelled(mounts, message)
+                self._cancel_mount(mounts, message)
                 self._handle(channel, client, message, data, run)
             while mounts and not (self.withholds_mounts and isinstance(mounts[0][1], Mount)):
                 client, change = mounts.pop(0)
@@ -228,6 +229,11 @@ class FakeEngine:
                     channel.send(each, run.state_message(state))
                 channel.send(client, MountResult(change.change_id, error))
         channel.close()
+
+    def _cancel_mount(self, mounts: list[tuple[bytes, Mount | Unmount]], message: object) -> None:
+        if isinstance(message, CancelMount):
+            mounts[:] = [each for each in mounts if each[1].change_id != message.change_id]
+            self.cancelled_mounts.append(message.change_id)
 
     def _change_models(self, run: "_Run", change: Mount | Unmount) -> str:
         """Change the models until the next restart; return why not, if it fails."""
@@ -354,12 +360,6 @@ class FakeEngine:
                 colour = functools.partial(self.colour, version=version)
                 denoise_s = 0.003 + self.delays_s.get(version, 0.0)
                 yield from image_replies(request, data, num_images, colour, denoise_s, self.safety_scores)
-
-
-def _without_cancelled(
-    mounts: list[tuple[bytes, Mount | Unmount]], message: object
-) -> list[tuple[bytes, Mount | Unmount]]:
-    return [each for each in mounts if CancelMount(each[1].change_id) != message]
 
 
 class _Run:

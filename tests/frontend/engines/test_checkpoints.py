@@ -91,6 +91,7 @@ def test_a_load_is_made_as_long_as_one_request_waits_for_it(client, engine):
         wait_until(lambda: engine.model_changes)
         assert t2i(client, "first", deadline_ms=300).json()["error"]["code"] == "deadline_exceeded"
         assert t2i(client, "second", deadline_ms=300).json()["error"]["code"] == "deadline_exceeded"
+        wait_until(lambda: engine.cancelled_mounts == [engine.model_changes[1].change_id])
         engine.withholds_mounts = False
         assert waiting.result().is_success
     loaded = {card["id"] for card in client.get("/v1/models").json()["data"] if card["loaded"]}
