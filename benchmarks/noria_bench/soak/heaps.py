@@ -38,7 +38,7 @@ from noria_bench.targets.server import interpreter_of, isolated_config, running_
 _log_status = status_log("neighbours")
 NUM_SMALL = 7
 FILE_NAME = "heaps.json"
-_JOB_POLL_S = 0.1
+_JOB_POLL_S = 0.5  # as Replicate's client does
 _NUM_JOBS = 32  # jobs of the heap that are under way
 
 
@@ -208,7 +208,7 @@ class Clients:
         )
 
     def _run_jobs(self, client: int, load: Load, seconds: float, ended: threading.Event) -> list[Reply]:
-        """Keep jobs under way for `seconds`; then cancel those that are not done, which count for nothing."""
+        """Keep jobs under way for `seconds` and until one is done; then cancel the others, which count for nothing."""
         replies: list[Reply] = []
         stop = time.monotonic() + seconds
         headers = {**HEADERS, **self.headers[client]}
@@ -222,7 +222,7 @@ class Clients:
                 return answer.status, json.loads(answer.read())
 
             def may_go_on() -> bool:
-                return time.monotonic() < stop and not ended.is_set()
+                return (time.monotonic() < stop or not replies) and not ended.is_set()
 
             with contextlib.closing(connection):
                 while may_go_on():
