@@ -13,9 +13,8 @@ import contextvars
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -88,30 +87,18 @@ class ShadowMirror:
         self._task: asyncio.Task[None] | None = None  # while there are copies
         self._counts: dict[int, ShadowCounts] = {}  # by deployment, since `take_counts`
 
-    def answer(
+    async def answer(
         self,
         spec: ModelSpec,
         versions: RequestVersions,
-        answering: Coroutine[Any, Any, EngineResult],
+        answering: Awaitable[EngineResult],
         prepare: PrepareCopy,
         data: bytes | None,
-    ) -> Coroutine[Any, Any, EngineResult]:
+    ) -> EngineResult:
         """Return what `answering` does, the control's answer; a share of the requests is copied then, with their data.
 
         What ends an engine, is cancelled or is rejected is not copied.
         """
-        if self._versions.shadow_of(spec, versions) is None:
-            return answering
-        return self._answer_and_offer(spec, versions, answering, prepare, data)
-
-    async def _answer_and_offer(
-        self,
-        spec: ModelSpec,
-        versions: RequestVersions,
-        answering: Coroutine[Any, Any, EngineResult],
-        prepare: PrepareCopy,
-        data: bytes | None,
-    ) -> EngineResult:
         try:
             result = await answering
         except GenerationFailed:
