@@ -10,8 +10,8 @@ import zmq
 
 from ending_receiver import EndingReceiver
 from noria.config import EngineConfig
-from noria.engine.batch_engine import BatchEngine
 from noria.engine.encoder.loading import make_runtime
+from noria.engine.engines import BatchEngine
 from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.observe.metrics.declarations import REGISTRY

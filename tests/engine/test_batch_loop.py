@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from noria.engine.batch_loop import BatchLoop
 from noria.engine.encoder.request import prepare
-from noria.engine.loop import ProgressChanged, RequestEnded
+from noria.engine.loop import BatchLoop, ProgressChanged, RequestEnded
 from noria.engine.runtime import FinishedBatch
 from noria.scheduling.batch.scheduler import BatchScheduler
 from noria.scheduling.types import BatchResult, FinishReason, ItemId

@@ -10,11 +10,11 @@ import pytest
 from ending_receiver import EndingReceiver
 from engine_client import Client
 from noria.engine import mounting
+from noria.engine.engines import StepEngine
 from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.runtime import LoadedModel, StepRuntime
-from noria.engine.step_engine import StepEngine
 from noria.errors import ModelError
 from noria.protocol.messages import (
     Cancel,

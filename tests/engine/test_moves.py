@@ -10,12 +10,12 @@ import pytest
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
-from noria.engine import step_engine as engine_module
+from noria.engine import engines as engine_module
 from noria.engine.diffusion.request import preview_calls
+from noria.engine.engines import StepEngine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import StepRuntime
-from noria.engine.step_engine import StepEngine
 from noria.frontend.engines import pool as pool_module
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate

@@ -12,12 +12,12 @@ import zmq
 
 from ending_receiver import EndingReceiver
 from engine_client import Client
-from noria.engine import step_engine as engine_module
+from noria.engine import engines as engine_module
+from noria.engine.engines import StepEngine
 from noria.engine.live import publisher
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import StepRuntime
-from noria.engine.step_engine import StepEngine
 from noria.errors import GenerationFailed, InvalidField
 from noria.models.catalog import open_model
 from noria.observe.traces.otlp import open_otlp_provider

@@ -104,9 +104,9 @@ declarations.REQUESTS_IN_FLIGHT.track_inprogress = contextlib.nullcontext
     "spans": """
 from opentelemetry.trace import INVALID_SPAN
 from noria.frontend.http import request_spans
-from noria.frontend.engines import submission
+from noria.frontend.services.texts import encoding
 request_spans.begin = lambda *_: INVALID_SPAN
-submission.with_trace_context = lambda request: request
+encoding.current_trace = dict
 """,
 }
 

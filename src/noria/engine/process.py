@@ -2,7 +2,7 @@
 
 The *transport* reads frames and answers clients, the *compiler* compiles new samplers, the *loop* (the main thread)
 drives the device, the *sender* waits for pixels and sends them, and the *mounter* loads more models; they communicate
-by queues. The loop of texts is driven by the transport and by the threads of its sessions (`batch_engine.py`). The
+by queues. The loop of texts is driven by the transport and by the threads of its sessions (`engines.py`). The
 channel is open while the models are loading.
 """
 
@@ -18,14 +18,12 @@ import time
 import msgspec
 import setproctitle
 
-from noria.engine.base_engine import BaseEngine
-from noria.engine.batch_engine import BatchEngine
+from noria.engine.engines import BaseEngine, BatchEngine, StepEngine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.receiver import RequestReceiver
 from noria.engine.resources.priority import add_niceness
 from noria.engine.runtime import BatchRuntime, load_runtime
-from noria.engine.step_engine import StepEngine
 from noria.errors import SetupError
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations

@@ -6,15 +6,24 @@ records, those of libraries too, and OpenTelemetry's API have no argument for th
 """
 
 from contextvars import ContextVar
+from typing import Any
 
 from opentelemetry import context
 from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
+
+from noria.observe.traces.tracer import trace_headers
 
 CURRENT_REQUEST: ContextVar[str | None] = ContextVar("noria_request", default=None)
 _CURRENT_SPAN: ContextVar[Span] = ContextVar("noria_span", default=INVALID_SPAN)
 
 current_span = _CURRENT_SPAN.get
 """Return the span of the innermost `RequestScope`, in a tenth of the time of OpenTelemetry's `get_current_span`."""
+
+
+def current_trace() -> dict[str, Any]:
+    """Return `traceparent` and `tracestate` of what belongs to the current span; none if it is in no trace."""
+    span = current_span()
+    return {} if span is INVALID_SPAN or not span.get_span_context().is_valid else {**trace_headers(span)}
 
 
 class RequestScope:

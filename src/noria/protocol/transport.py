@@ -146,11 +146,11 @@ class EngineChannel:
         for descriptor in (self._socket.fileno(), self._wake):
             poller.register(descriptor, select.POLLIN)
         while not self._closing:
-            while groups := self._receive():
+            if groups := self._receive():
                 with turn():
                     for group in groups:
                         pass_on(group, on_message)
-            if any(descriptor == self._wake for descriptor, _ in poller.poll()):
+            if len(groups) < _MAX_RECEIVED and any(descriptor == self._wake for descriptor, _ in poller.poll()):
                 os.eventfd_read(self._wake)
 
     def _receive(self) -> list[list[memoryview]]:

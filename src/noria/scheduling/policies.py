@@ -11,12 +11,13 @@ Under every policy, waiting improves an image's rank, so no image starves.
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from noria.protocol.request import Priority
 
 
-class Candidate(NamedTuple):
+class Candidate(Struct, frozen=True):
     """The facts that a policy knows of an image; times are monotonic seconds."""
 
     arrived_at: float

@@ -11,7 +11,7 @@ import torch
 from generating import difference, evicted_image, final_latents, generate, moved_image, relative
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.engine.diffusion.prompt_schedule import steps_of_calls
+from noria.engine.diffusion.request import steps_of_calls
 from noria.errors import InvalidField
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate

@@ -13,8 +13,8 @@ from encoders import make_encoder, open_exported, sentence_transformer
 from ending_receiver import EndingReceiver
 from engine_client import Client
 from noria.config import EngineConfig
-from noria.engine.batch_engine import BatchEngine
 from noria.engine.encoder.loading import load_runtime, make_runtime
+from noria.engine.engines import BatchEngine
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.errors import ModelError

@@ -15,7 +15,7 @@ from noria.engine.diffusion.input_images.start_latents import StartLatents
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras, Prompt
 from noria.engine.diffusion.preparation import PreparedImageRequest, refiner_of
-from noria.engine.diffusion.prompt_schedule import ScheduledPrompt, schedule_prompt
+from noria.engine.diffusion.request import ScheduledPrompt, schedule_prompt
 from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
 from noria.models.diffusion.diffusion_model import DiffusionModel, ImagePromptedModel, ReferencedModel
 from noria.models.diffusion.prompts.clip_prompt import PromptText

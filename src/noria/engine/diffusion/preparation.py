@@ -16,8 +16,13 @@ from noria.engine.diffusion.input_images.references import ReferenceImages
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents, check_strength
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras
-from noria.engine.diffusion.prompt_schedule import ScheduledPrompt, schedule_prompt
-from noria.engine.diffusion.request import BaseImageRequest, preview_calls, reference_class_px
+from noria.engine.diffusion.request import (
+    BaseImageRequest,
+    ScheduledPrompt,
+    preview_calls,
+    reference_class_px,
+    schedule_prompt,
+)
 from noria.engine.diffusion.second_pass import PreparedSecondPass
 from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.diffusion.upscaling.prepared_upscaling import PreparedUpscaling, UpscalingPreparer

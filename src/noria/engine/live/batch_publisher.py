@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from noria.engine.batch_loop import ExecutedBatch
 from noria.engine.live.pending_view import TimedIteration
 from noria.engine.live.publisher import LiveViewPublisher, SubscriberT
+from noria.engine.loop import ExecutedBatch
 from noria.engine.runtime import PreparedRequest
 from noria.errors import GenerationFailed
 from noria.protocol.live_views import BatchView, DepartureView, IterationView, SlotView

@@ -5,8 +5,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from noria.engine.batch_loop import ExecutedBatch
-from noria.engine.loop import Client, EngineEvent, Iteration, RequestEnded, RequestHandedOver, ResultReady
+from noria.engine.loop import (
+    Client,
+    EngineEvent,
+    ExecutedBatch,
+    Iteration,
+    RequestEnded,
+    RequestHandedOver,
+    ResultReady,
+)
 from noria.engine.runtime import Executor
 from noria.engine.sender import ERROR_CODE_BY_REASON, MOVED
 from noria.observe.metrics import declarations

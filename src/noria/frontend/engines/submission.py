@@ -1,11 +1,10 @@
-"""The way of all requests to the engines: finds their model, submits them, and records their outcome."""
+"""Finds the model of a request, and records its outcome."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
-import msgspec
 from opentelemetry.trace import INVALID_SPAN
 
 from noria.errors import (
@@ -19,20 +18,17 @@ from noria.errors import (
 )
 from noria.frontend.engines.checkpoints import Checkpoints
 from noria.frontend.engines.pool import EnginePool
-from noria.frontend.engines.request_context import RequestContext
-from noria.frontend.engines.results import EngineResult, OnUpdate
 from noria.frontend.engines.versions.canary_counts import Outcome, outcome_of
-from noria.frontend.engines.versions.shadow_mirror import PrepareCopy, ShadowMirror
+from noria.frontend.engines.versions.shadow_mirror import ShadowMirror
 from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exposition import series
 from noria.observe.metrics.section import add_all
 from noria.observe.request_scope import current_span
-from noria.observe.traces.tracer import fail, trace_headers
+from noria.observe.traces.tracer import fail
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import AnyRequest
 from noria.protocol.text import EncoderModelSpec, EncoderTask
 
 DEFAULT_MODEL_ALIAS = "noria"  # names the default model, for clients that cannot leave `model` out
@@ -48,14 +44,13 @@ _TASKS: dict[EncoderTask, str] = {
 }
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
-RequestT = TypeVar("RequestT", bound=AnyRequest)
 
 
 class Submission:
     """The engines of a front end, the choice among versions of their models, and the copies for shadows."""
 
     def __init__(self, engine_pool: EnginePool, checkpoints: Checkpoints | None = None) -> None:
-        """Submit requests to the engines of `engine_pool`; None: it has no checkpoints that are loaded on demand."""
+        """`checkpoints` None: `engine_pool` has none that are loaded on demand."""
         self.engine_pool = pool = engine_pool
         self.checkpoints = checkpoints or Checkpoints(pool)
         self.versions = VersionChooser(pool.find_ready, find_known=pool.find_model, set_controls=pool.set_controls)
@@ -108,25 +103,6 @@ class Submission:
             return [*models, *(self.checkpoints.unopened if issubclass(DiffusionModelSpec, spec_type) else ())]
         return [name for task in tasks for name, spec in models.items() if getattr(spec, "task", None) == task]
 
-    def submit(
-        self,
-        context: RequestContext,
-        spec: ModelSpec,
-        request: AnyRequest,
-        prepare_copy: PrepareCopy,
-        on_update: OnUpdate | None = None,
-        data: bytes | None = None,
-    ) -> Awaitable[EngineResult]:
-        """Return an engine's answer to a client's request; a shadow of the model may get what `prepare_copy` makes."""
-        share, versions = context.share, context.versions
-        request = msgspec.structs.replace(
-            with_trace_context(request), share_client=share.client, share_weight=share.weight
-        )
-        answering = self.engine_pool.submitter.submit(request, on_update, data, context.log_record)
-        if self.versions.shadow_of(spec, versions) is None:
-            return answering
-        return self.shadows.answer(spec, versions, answering, prepare_copy, data)
-
 
 def not_served(name: str, served: Sequence[str]) -> ModelNotFound:
     """Return the error of a request for a model `name` that is not among those `served`."""
@@ -136,14 +112,6 @@ def not_served(name: str, served: Sequence[str]) -> ModelNotFound:
         f"{DEFAULT_MODEL_ALIAS!r}).",
         field="model",
     )
-
-
-def with_trace_context(request: RequestT) -> RequestT:
-    """Return `request` with the context of the current span, if there is one."""
-    span = current_span()
-    if span is INVALID_SPAN or not span.get_span_context().is_valid:
-        return request
-    return msgspec.structs.replace(request, **trace_headers(span))
 
 
 class RequestOutcome:

@@ -10,7 +10,6 @@ import msgspec
 from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.access.shares import job_client
 from noria.frontend.engines.results import ProgressUpdate, Update
-from noria.frontend.engines.submission import with_trace_context
 from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.images.generation_types import ImageTask
 from noria.frontend.services.images.span_attributes import request_attributes
@@ -19,7 +18,7 @@ from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.jobs.worker import JobOutput
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
-from noria.observe.request_scope import current_span
+from noria.observe.request_scope import current_span, current_trace
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import ImageRequest
@@ -29,7 +28,7 @@ _DEFAULT_NUM_SLOTS = 16  # until the engines have reported theirs
 
 def serialize_request(task: ImageTask) -> bytes:
     """Return a task as the database stores it. The model is stored in a column of its own."""
-    request = with_trace_context(task.request)
+    request = msgspec.structs.replace(task.request, **current_trace())
     return serialize(StoredRequest(request, task.file_format, task.quality, task.metadata))
 
 

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -16,7 +15,7 @@ from noria.scheduling.types import BatchKey, ItemId, RequestTimings, Schedulable
 _MAX_LOOKED_AT = 512  # texts on each side of a leader, where clients share fairly
 
 
-class WaitingText(NamedTuple):
+class WaitingText(Struct, frozen=True, order=True):
     """A waiting text; sorts by length, then by arrival."""
 
     num_tokens: int
@@ -30,7 +29,7 @@ class WaitingText(NamedTuple):
         return ItemId(self.attempt_id, self.text_index)
 
 
-class Group(NamedTuple):
+class Group(Struct, frozen=True):
     """Texts that are selected together."""
 
     batch_key: BatchKey
@@ -38,14 +37,14 @@ class Group(NamedTuple):
     exclusive_id: str  # id of the exclusive request whose texts they are; else empty
 
 
-class Rank(NamedTuple):
+class Rank(Struct, frozen=True, order=True):
     """The place of a part of a request; the lowest goes first."""
 
     key: float  # the policy's
     virtual_finish: float = 0.0  # among equal keys, where clients share fairly
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True, order=True):
     """The place of a request in the order: the rank of its next part, then its arrival."""
 
     rank: Rank
@@ -77,7 +76,7 @@ class ActiveRequest(Struct, eq=False):
     def rank(self) -> Rank:
         """The rank of its next part."""
         rank = self.ranks[(self.request.num_images - len(self.waiting)) // self.part_texts]
-        return rank._replace(key=rank.key + self.penalty) if self.penalty else rank
+        return Rank(rank.key + self.penalty, rank.virtual_finish) if self.penalty else rank
 
     @property
     def num_begun_parts(self) -> int:

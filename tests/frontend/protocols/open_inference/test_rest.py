@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from noria.engine.batch_loop import ExecutedBatch
+from noria.engine.loop import ExecutedBatch
 from noria.engine.monitoring.engine_metrics import EngineMetrics
 from noria.engine.runtime import FinishedBatch
 from noria.protocol.model_spec import ModelKey

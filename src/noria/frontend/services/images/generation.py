@@ -1,17 +1,16 @@
 """Validates requests and generates their images, for every route that makes images and for jobs.
 
-A request passes through `request_validation.py` (limits and defaults), `engines/pool.py` (to pixels) and
+A request passes through `request_validation.py` (limits and defaults), `engines/retries.py` (to pixels) and
 `image_writer.py` (to files).
 """
 
 import asyncio
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,8 +24,8 @@ from noria.errors.problems import Problems
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.access.quotas import InFlight
 from noria.frontend.engines.request_context import RequestContext
-from noria.frontend.engines.results import EngineResult, OnUpdate, RawImage
-from noria.frontend.engines.submission import RequestOutcome, Submission, count_deployment, with_trace_context
+from noria.frontend.engines.results import OnUpdate, RawImage
+from noria.frontend.engines.submission import RequestOutcome, Submission, count_deployment
 from noria.frontend.engines.versions.shadow_mirror import PrepareCopy
 from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.frontend.services.counted_values import image_values, request_values, safety_values
@@ -57,7 +56,7 @@ from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exemplars import exemplar_labels
 from noria.observe.metrics.exposition import keep_exemplar, series
 from noria.observe.metrics.section import add_all
-from noria.observe.request_scope import current_span
+from noria.observe.request_scope import current_span, current_trace
 from noria.observe.traces.tracer import nanoseconds
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
@@ -264,22 +263,18 @@ class GenerationService:
         context, spec = admitted.context, admitted.spec
         backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
         held = InFlight(context.api_client.images, admitted.request.payload.n, time.monotonic(), backlog_s)
-        submit = functools.partial(self.submission.submit, context, spec, prepare_copy=self._copier(admitted))
-        return self._generate(admitted, on_update, submit, held, context.log_record, context.versions)
+        return self._generate(admitted, on_update, held, context.log_record, context.versions)
 
     async def generate_job(
         self, task: ImageTask, log_record: RequestLogRecord, on_update: OnUpdate | None = None
     ) -> GenerationResult:
         """Generate the images of a job, which was charged at its submission, as `generate` does."""
-        submit = functools.partial(self.engine_pool.submitter.submit, log_record=log_record)
-        task = dataclasses.replace(task, request=with_trace_context(task.request))
-        return await self._generate(task, on_update, submit, contextlib.nullcontext(), log_record)
+        return await self._generate(task, on_update, contextlib.nullcontext(), log_record)
 
     async def _generate(
         self,
         task: ImageTask,
         on_update: OnUpdate | None,
-        submit: Callable[..., Awaitable[EngineResult]],
         quota: contextlib.AbstractContextManager[None],
         log_record: RequestLogRecord,
         versions: RequestVersions | None = None,
@@ -289,8 +284,12 @@ class GenerationService:
         log_record.add(**request_fields(task.request, task.spec.fingerprint, self._log_prompts))
         with RequestOutcome(model, log_record, versions, has_deadline=has_deadline, shape=task.shape), quota:
             started = time.perf_counter()
-            request = self._reserve_file_time(task.request)
-            result = await submit(request, on_update=on_update, data=task.data)
+            request = self._for_engine(task)
+            answering = self.engine_pool.submitter.submit(request, on_update, task.data, log_record)
+            if isinstance(task, AdmittedRequest):
+                copier, own = self._copier(task), task.context.versions
+                answering = self.submission.shadows.answer(task.spec, own, answering, copier, task.data)
+            result = await answering
             generated = time.perf_counter()
             target = self.submission.versions.target_of(task.spec, versions)
             wanted = () if request.payload.upscaling else self._statistics.wanted(model)
@@ -361,13 +360,14 @@ class GenerationService:
 
         return prepare
 
-    def _reserve_file_time(self, request: ImageRequest) -> ImageRequest:
-        """Return `request`, its deadline reduced by the time to write the files."""
-        if request.deadline_s is None:
-            return request
-        # At most a fifth of the client's deadline, however long files took recently.
-        reserved_s = min(self._postprocess_s, 0.2 * request.deadline_s)
-        return msgspec.structs.replace(request, deadline_s=request.deadline_s - reserved_s)
+    def _for_engine(self, task: ImageTask) -> ImageRequest:
+        """Return a request with its trace and share, and its deadline reduced by the time to write the files."""
+        changes = current_trace()
+        if isinstance(task, AdmittedRequest):
+            changes |= {"share_client": task.context.share.client, "share_weight": task.context.share.weight}
+        if (deadline_s := task.request.deadline_s) is not None:
+            changes["deadline_s"] = deadline_s - min(self._postprocess_s, 0.2 * deadline_s)  # at most a fifth
+        return msgspec.structs.replace(task.request, **changes)
 
     async def as_base64(self, files: Sequence[bytes]) -> list[str]:
         """Return files, such as those of a result, in base64."""

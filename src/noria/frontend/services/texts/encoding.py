@@ -1,7 +1,7 @@
 """Tokenizes texts and has an engine encode them, for every route of text models.
 
-A request passes through `tokenization.py` (to token ids), `engines/pool.py` (to float32 numbers) and back to its route,
-which knows what the numbers mean to its clients.
+A request passes through `tokenization.py` (to token ids), `engines/retries.py` (to float32 numbers) and back to its
+route, which knows what the numbers mean to its clients.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exemplars import exemplar_labels
 from noria.observe.metrics.exposition import keep_exemplar, series
 from noria.observe.metrics.section import add_all
-from noria.observe.request_scope import current_span
+from noria.observe.request_scope import current_span, current_trace
 from noria.observe.traces.tracer import nanoseconds
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import EngineRequest
@@ -177,11 +177,16 @@ class EncodingService:
                     self.config.request_timeout_s,
                     model_version=spec.fingerprint,
                     client=api_client.name or "",
+                    share_client=context.share.client,
+                    share_weight=context.share.weight,
                     priority=priority,
                     deadline_s=deadline_s,
+                    **current_trace(),
                 )
-                copier = functools.partial(self._copy, settings, context.request_id, spec)
-                result = await self.submission.submit(context, spec, request, copier, data=pixels)
+                answering = self.engine_pool.submitter.submit(request, data=pixels, log_record=log_record)
+                result = await self.submission.shadows.answer(
+                    spec, versions, answering, functools.partial(self._copy, settings, context.request_id, spec), pixels
+                )
             assert isinstance(result.timings, TextTimings) and result.final is not None and result.data is not None
             numbers, final = result.data.cast("B").cast("f"), result.final  # both sides are little-endian
             assert len(numbers) == final.num_rows * final.num_columns

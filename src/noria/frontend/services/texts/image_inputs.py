@@ -6,7 +6,7 @@ the images of all requests until they are embedded.
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from noria.errors import BodyTooLarge, DeadlineExceeded, InvalidField
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
@@ -33,14 +33,9 @@ class ImageInputs:
             "images to embed", _MAX_IMAGES, _MAX_IMAGES_PER_CLIENT, retry_after_s=_RETRY_AFTER_S
         )
 
-    @contextlib.contextmanager
-    def counted(self, client: str, images: Collection[int]) -> Iterator[None]:
+    def counted(self, client: str, images: Collection[int]) -> contextlib.AbstractContextManager[None]:
         """Count the images of a request until they are embedded. Raises RateLimited: a client, or all, have many."""
-        if not images:
-            yield
-            return
-        with self._limiter.hold(client, len(images)):
-            yield
+        return self._limiter.hold(client, len(images)) if images else contextlib.nullcontext()
 
     async def pixels(
         self, client: str, images: Mapping[int, str], spec: EncoderModelSpec, timeout_s: float
