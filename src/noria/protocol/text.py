@@ -99,6 +99,15 @@ class ImageInput(Struct, frozen=True):
         return self.side_px**2 * 3
 
 
+class TaskAdapter(Struct, frozen=True):
+    """A LoRA of a task."""
+
+    task: str
+    path: str  # the subfolder that has its weights, as PEFT writes them; empty: the model's own weights have it
+    rank: int
+    scale: float  # what its product is multiplied by
+
+
 PairField = Literal["instruction", "query", "document"]
 
 
@@ -126,7 +135,8 @@ class EncoderModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", t
     dimensions: int  # numbers of a text's or token's result: those of an embedding, or the number of labels
     max_length: int  # tokens of a text, special tokens included
     vocab_size: int  # token ids are less than that
-    inputs: tuple[str, ...]  # its tensors: "input_ids", "attention_mask", and "token_type_ids" if it tells pairs apart
+    # Its tensors: "input_ids", "attention_mask", "token_type_ids" if it tells pairs apart, "adapter_ids".
+    inputs: tuple[str, ...]
     truncation_side: TruncationSide = "right"  # unless a request says otherwise
     unread_keys: tuple[str, ...] = ()  # keys of its configuration, with their values: nothing here knows what they mean
     pooling: tuple[Pooling, ...] = ()  # for embeddings and decoders; several: their results, concatenated
@@ -141,6 +151,7 @@ class EncoderModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", t
     late_interaction: LateInteraction | None = None  # for encoders that embed tokens
     image_input: ImageInput | None = None  # for models that embed images, too; None: texts alone
     # Embeddings, of texts or tokens, only:
+    adapters: tuple[TaskAdapter, ...] = ()  # of which each text has one or none
     dense: tuple[DenseLayer, ...] = ()  # layers between the pooling and the normalization, in order
     normalize: bool = False  # whether its own configuration makes embeddings of length 1
     matryoshka_dimensions: tuple[int, ...] | None = None  # to which embeddings may be cut; None: nothing says
@@ -174,6 +185,7 @@ class TextPayload(TextSettingsView, frozen=True, tag="encoder", kw_only=True):
     num_seen: tuple[int, ...] = ()  # the first tokens of each text, to which all attend; empty: all
     id_bytes: Literal[2, 4] = 2
     image_places: tuple[int, ...] = ()  # the rows, ascending, that are images
+    adapter: int = 0  # the place, from 1, in `EncoderModelSpec.adapters`; 0: none
     dimensions: int | None = None  # to which embeddings are cut; None: all
     normalize: bool = True  # whether embeddings have length 1, after they were cut
 

@@ -56,7 +56,8 @@ def corpus_rows(spec: EncoderModelSpec) -> list[Row]:
     lines = _CORPUS.read_text(encoding="utf-8").splitlines()
     pairs = list(itertools.pairwise(lines))
     texts = HuggingFaceTokenizer(spec).encode(pairs if spec.task == "reranking" else lines)
-    return [TokenRow.of(text) for text in texts]
+    num = len(spec.adapters) + 1
+    return [TokenRow.of(text)._replace(adapter=index % num) for index, text in enumerate(texts)]
 
 
 def measure_fidelity(spec: EncoderModelSpec, reference: Session, session: Session, rows: Sequence[Row]) -> Fidelity:

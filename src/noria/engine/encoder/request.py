@@ -101,7 +101,7 @@ def prepare(request: TextRequest, spec: EncoderModelSpec, data: memoryview | Non
             rows.append(images[place])
             continue
         end = start + length
-        rows.append(TokenRow(ids[start:end], None if types is None else types[start:end], num_seen))
+        rows.append(TokenRow(ids[start:end], None if types is None else types[start:end], num_seen, payload.adapter))
         start = end
     return PreparedTextRequest(request, BatchKey(0, 0, spec.key), rows)
 
@@ -118,6 +118,8 @@ def _check(payload: TextPayload, spec: EncoderModelSpec, num_ids: int, num_types
         raise InvalidField(
             f"a text has {max(of_texts)} tokens; {spec.name} takes at most {spec.max_length}", field="input"
         )
+    if not 0 <= payload.adapter <= len(spec.adapters):
+        raise InvalidField(f"the adapter is {payload.adapter}; {spec.name} has {len(spec.adapters)}", field="task")
     if payload.dimensions is not None and not 1 <= payload.dimensions <= spec.dimensions:
         raise InvalidField(
             f"dimensions is {payload.dimensions}; allowed are 1 to {spec.dimensions}", field="dimensions"

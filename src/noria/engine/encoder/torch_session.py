@@ -118,7 +118,7 @@ class TorchSession:
             filler[:, 0] = 1
             tensors = [ids, torch.cat([mask, filler]), *types]
         if shape not in graphs:
-            ones = [torch.ones(shape, dtype=tensor.dtype, device=self._device) for tensor in tensors]
+            ones = [torch.ones(shape[: tensor.ndim], dtype=tensor.dtype, device=self._device) for tensor in tensors]
             graphs[shape] = _Graph(self._forward, ones, self._device, self._pool)
         return graphs[shape].replay(tensors)
 

@@ -23,6 +23,7 @@ from noria.models.encoder.config_files import read_config
 from noria.models.encoder.dense_folder import BIAS, WEIGHT
 from noria.models.encoder.pooling import PaddedTexts, Texts, pool, pool_sparsely
 from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
+from noria.models.encoder.task_adapters import Chosen, add_adapters, read_original
 from noria.models.encoder.token_rows import PIXELS
 from noria.models.encoder.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
 from noria.models.families import FAMILIES
@@ -116,6 +117,27 @@ class EncoderModule(torch.nn.Module):
         return torch.nn.functional.normalize(result, dim=-1) if self._normalizes_tokens else result.float()
 
 
+class TaskModule(EncoderModule):
+    """An encoder of which each text has the adapter of a task, or none."""
+
+    _shares_KR: torch.Tensor
+
+    def read_adapters(self, spec: EncoderModelSpec) -> None:
+        """Read the adapters of `spec` into the model. Raises ModelError: one is of another model."""
+        self._chosen = Chosen()
+        add_adapters(spec, self.model, self._chosen)
+        parts = (torch.ones(1, adapter.rank) for adapter in spec.adapters)
+        shares_KR = torch.block_diag(torch.empty(1, 0), *parts).to(self.model.dtype)
+        self.register_buffer("_shares_KR", shares_KR, persistent=False)
+
+    def forward(  # type: ignore[override]  # it has no token types
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, adapter_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute texts as any encoder does, text b with the adapter number `adapter_ids[b]`, from 1, or none."""
+        self._chosen.mask_B1R = self._shares_KR[adapter_ids].unsqueeze(1)
+        return super().forward(input_ids, attention_mask)
+
+
 class ImageModule(torch.nn.Module):
     """An image tower of transformers whose result are embeddings [B, D]."""
 
@@ -161,7 +183,7 @@ def load(
         linear = _load_head(spec, spec.head)
         dense = [(DenseLayer(spec.head.tensor, linear.in_features, 1, has_bias=False, activation="Identity"), linear)]
     tower = TOWERS.get(model.config.model_type)
-    module = EncoderModule(
+    module = (TaskModule if spec.adapters else EncoderModule)(
         model,
         spec.pooling if tower is None else (),
         dense,
@@ -171,6 +193,8 @@ def load(
         output=0 if tower is None else tower.output,
         fill=None if spec.fill_id is None else (spec.fill_id, spec.max_length),
     )
+    if isinstance(module, TaskModule):
+        module.read_adapters(spec)
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
@@ -195,8 +219,10 @@ def _read_model(
     model_class = getattr(transformers, spec.architecture)  # `encoder_folder.py` has looked it up in a list
     with _quietly(transformers):
         try:
+            original = read_original(spec)
             model, info = model_class.from_pretrained(
-                spec.folder,
+                spec.folder if original is None else None,
+                state_dict=original,
                 config=model_class.config_class.from_dict(_without_code(tree)),
                 dtype=_DTYPES[config.dtype],
                 attn_implementation=attention if model_class._supports_sdpa else "eager",

@@ -67,6 +67,9 @@ _NOMIC_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 """The older form of NomicBERT's config.json: its names of sizes, and the values that are what transformers computes."""
 
+_OWN_TRANSFORMERS: Mapping[object, str] = {"jina_embeddings_v3": "custom_st.Transformer"}
+"""The modules that choose the adapter of a task, in code of the folder, by the `model_type`."""
+
 T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1)]
 
@@ -176,6 +179,8 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     """
     file = folder / "config.json"
     tree = text_tower(file, read_object(file))
+    if tree.get("model_type") == "xlm-roberta" and tree.get("lora_adaptations"):
+        return _as_jina(file, tree)
     if tree.get("model_type") != "nomic_bert" or "n_embd" not in tree:
         return tree
     for key, values in _NOMIC_VALUES.items():
@@ -187,12 +192,30 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     return renamed
 
 
-def read_modules(folder: pathlib.Path) -> list[Module]:
-    """Return the entries of modules.json, empty if there is no such file."""
+def _as_jina(file: pathlib.Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of jina-embeddings-v3 that its own code reads, in transformers' form."""
+    if tree.get("position_embedding_type") != "rotary" or not isinstance(tree.get("rotary_emb_base"), int | float):
+        raise ModelError(
+            f"{file}: lora_adaptations names tasks, and position_embedding_type is "
+            f"{short_repr(tree.get('position_embedding_type'))}; of such models those of jina-embeddings-v3 are "
+            "supported, with rotary and a rotary_emb_base."
+        )
+    rope = {"rope_type": "default", "rope_theta": float(tree["rotary_emb_base"])}
+    others = {key: value for key, value in tree.items() if key not in ("position_embedding_type", "rotary_emb_base")}
+    own = {"model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"], "rope_parameters": rope}
+    return others | own
+
+
+def read_modules(folder: pathlib.Path, model_type: object = None) -> list[Module]:
+    """Return the entries of modules.json, empty if there is no such file; `model_type` is that of config.json."""
     file = folder / "modules.json"
     if not file.exists():
         return []
-    modules = decode_modules(file)
+    own = _OWN_TRANSFORMERS.get(model_type)
+    modules = [
+        Module("sentence_transformers.models.Transformer", each.path) if each.type == own else each
+        for each in decode_modules(file)
+    ]
     for module in modules:
         if not module.name:
             raise ModelError(

@@ -31,7 +31,8 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError, NoriaError, all_codes
 from noria.extras import check_installed, require
 from noria.models.encoder.static_folder import ARCHITECTURE, IDF_FILE
-from noria.models.encoder.token_rows import PIXELS, FloatArray, Row, TokenRow, sample_images, stack, unpad
+from noria.models.encoder.task_folder import ADAPTER_STEM
+from noria.models.encoder.token_rows import ADAPTERS, PIXELS, FloatArray, Row, TokenRow, sample_images, stack, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
 from noria.observe.idle_cores import yielding_cores
@@ -94,6 +95,9 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
     for layer in spec.dense:
         digest.update(msgspec.json.encode(layer))
         files += weight_files(spec.path, layer.path, layer.stem)
+    for adapter in spec.adapters:
+        digest.update(msgspec.json.encode(adapter))
+        files += weight_files(spec.path, adapter.path, ADAPTER_STEM) if adapter.path else []
     for file in files:
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
@@ -244,6 +248,8 @@ def _export(spec: EncoderModelSpec, module: "EncoderModule | ImageModule", file:
     example = stack(_sample_rows(spec, module)[:2], spec.inputs)
     sizes = {0: "batch"} if spec.inputs == PIXELS else {0: "batch", 1: "tokens"}
     axes = dict.fromkeys(spec.inputs, sizes)
+    if ADAPTERS in axes:
+        axes[ADAPTERS] = {0: "batch"}
     options: dict[str, Any] = (
         {"dynamic_shapes": axes, "opset_version": 20, "external_data": _is_large(spec), "verbose": False}
         if dynamo
@@ -280,7 +286,7 @@ def _sample_rows(spec: EncoderModelSpec, module: "EncoderModule | ImageModule") 
         if end_token_id is not None:
             ids[-1] = end_token_id
         types = np.arange(length) * 2 // length if "token_type_ids" in spec.inputs else None
-        rows.append(TokenRow(ids, types))
+        rows.append(TokenRow(ids, types, adapter=len(rows) % (len(spec.adapters) + 1)))
     return rows
 
 

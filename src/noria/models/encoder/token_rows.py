@@ -18,6 +18,9 @@ _BATCH = 8  # rows; larger ones are no faster (docs/scheduling.md)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """The tensors of a batch, as transformers names them."""
 
+ADAPTERS = "adapter_ids"
+"""The tensor of the rows' adapters."""
+
 PIXELS = ("pixels",)
 """The tensor of a batch of images."""
 
@@ -28,6 +31,7 @@ class TokenRow(NamedTuple):
     ids: NDArray[Any]  # integers
     type_ids: NDArray[Any] | None = None  # 1 in the second text of a pair; None: all 0
     num_seen: int = 0  # the first tokens, to which all attend; 0: all
+    adapter: int = 0  # the place, from 1, in `EncoderModelSpec.adapters`; 0: none
 
     @property
     def has_unseen(self) -> bool:
@@ -93,7 +97,7 @@ def stack(rows: Sequence[Row], names: Sequence[str] = INPUTS) -> dict[str, NDArr
 
 
 def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, IntArray]:
-    """Return the tensors `names` [rows, tokens of the longest]: zeros where a row has no token.
+    """Return the tensors `names` [rows, tokens of the longest]: zeros where a row has no token; ADAPTERS is [rows].
 
     As all padding is on the right and masked, its ids do not matter.
     """
@@ -105,6 +109,7 @@ def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, In
         mask[index, : row.num_seen or length] = 1
         if row.type_ids is not None:
             types[index, :length] = row.type_ids
+    tensors[ADAPTERS] = np.array([row.adapter for row in rows], np.int64)
     return {name: tensors[name] for name in names}
 
 
