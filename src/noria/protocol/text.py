@@ -151,7 +151,7 @@ class EncoderModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", t
     late_interaction: LateInteraction | None = None  # for encoders that embed tokens
     image_input: ImageInput | None = None  # for models that embed images, too; None: texts alone
     # Embeddings, of texts or tokens, only:
-    adapters: tuple[TaskAdapter, ...] = ()  # of which each text has one or none
+    adapters: tuple[TaskAdapter, ...] = ()  # each text has one of them, or none
     dense: tuple[DenseLayer, ...] = ()  # layers between the pooling and the normalization, in order
     normalize: bool = False  # whether its own configuration makes embeddings of length 1
     matryoshka_dimensions: tuple[int, ...] | None = None  # to which embeddings may be cut; None: nothing says

@@ -49,7 +49,6 @@ OFFSET_POSITIONS = frozenset(
 PACKED = frozenset(CLASS_PREFIXES) - {
     "deberta",  # these have attention of their own, which transformers' interface does not reach
     "deberta-v2",
-    "jina_embeddings_v3",  # each of its texts has an adapter of its own
     "megatron-bert",
     "mpnet",
     "rembert",

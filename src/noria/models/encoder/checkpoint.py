@@ -126,8 +126,8 @@ class TaskModule(EncoderModule):
         """Read the adapters of `spec` into the model. Raises ModelError: one is of another model."""
         self._chosen = Chosen()
         add_adapters(spec, self.model, self._chosen)
-        parts = (torch.ones(1, adapter.rank) for adapter in spec.adapters)
-        shares_KR = torch.block_diag(torch.empty(1, 0), *parts).to(self.model.dtype)
+        tasks_R = torch.tensor([task for task, each in enumerate(spec.adapters, 1) for _ in range(each.rank)])
+        shares_KR = (torch.arange(len(spec.adapters) + 1)[:, None] == tasks_R).to(self.model.dtype)
         self.register_buffer("_shares_KR", shares_KR, persistent=False)
 
     def forward(  # type: ignore[override]  # it has no token types
@@ -217,9 +217,13 @@ def _read_model(
     from huggingface_hub.errors import StrictDataclassError  # transformers requires it
 
     model_class = getattr(transformers, spec.architecture)  # `encoder_folder.py` has looked it up in a list
+    if tree.get("num_experts"):
+        from noria.models.encoder.experts import ExpertModel
+
+        model_class = ExpertModel
     with _quietly(transformers):
         try:
-            original = read_original(spec)
+            original = read_original(spec, tree)
             model, info = model_class.from_pretrained(
                 spec.folder if original is None else None,
                 state_dict=original,

@@ -67,6 +67,19 @@ _NOMIC_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 """The older form of NomicBERT's config.json: its names of sizes, and the values that are what transformers computes."""
 
+_EXPERT_VALUES: Mapping[str, tuple[object, ...]] = {
+    **_NOMIC_VALUES,
+    "activation_function": ("gelu",),
+    "expert_choice_router": (False, None),
+    "ffn_div": (1, None),
+    "mlp_fc1_bias": (True,),
+    "mlp_fc2_bias": (True,),
+    "moe_normalize_expert_weights": (False, None),
+    "num_shared_experts": (0, None),
+    "qkv_proj_bias": (True,),
+}
+"""Likewise of a mixture of experts, which `experts.py` computes."""
+
 _OWN_TRANSFORMERS: Mapping[object, str] = {"jina_embeddings_v3": "custom_st.Transformer"}
 """The modules that choose the adapter of a task, in code of the folder, by the `model_type`."""
 
@@ -105,6 +118,19 @@ class Config(Struct, frozen=True):
         """The number of tokens that the model has positions for."""
         padding = 1 if self.pad_token_id is None else self.pad_token_id
         return self.max_position_embeddings - (padding + 1 if self.model_type in OFFSET_POSITIONS else 0)
+
+
+class _Experts(Struct, frozen=True):
+    """The keys of config.json that a mixture of experts must have."""
+
+    num_experts: Annotated[int, Meta(ge=2)]
+    moe_top_k: Count
+    moe_every_n_layers: Annotated[int, Meta(ge=2)]
+    rope_theta: Annotated[float, Meta(gt=0)]
+
+    def __post_init__(self) -> None:
+        if self.moe_top_k > self.num_experts:
+            raise ValueError(f"moe_top_k is {self.moe_top_k}, and there are {self.num_experts} experts")
 
 
 class Module(Struct, frozen=True):
@@ -183,12 +209,20 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
         return _as_jina(file, tree)
     if tree.get("model_type") != "nomic_bert" or "n_embd" not in tree:
         return tree
-    for key, values in _NOMIC_VALUES.items():
+    allowed = _EXPERT_VALUES if tree.get("num_experts") else _NOMIC_VALUES
+    for key, values in allowed.items():
         if key in tree and tree[key] not in values:
             raise ModelError(f"{file}: {key} is {short_repr(tree[key])}; supported is {short_repr(values[0])}.")
-    renamed = {_NOMIC_NAMES.get(key, key): value for key, value in tree.items() if key not in _NOMIC_VALUES}
+    renamed = {_NOMIC_NAMES.get(key, key): value for key, value in tree.items() if key not in allowed}
     if renamed.get("intermediate_size") is None and isinstance(tree["n_embd"], int):
         renamed["intermediate_size"] = 4 * tree["n_embd"]
+    if tree.get("num_experts"):
+        convert(file, renamed, _Experts)
+        renamed |= {
+            "model_type": "jina_embeddings_v3",
+            "architectures": ["JinaEmbeddingsV3Model"],
+            "hidden_act": "gelu",
+        }
     return renamed
 
 

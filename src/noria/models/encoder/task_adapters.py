@@ -7,7 +7,7 @@ Shapes: B texts, K tasks, R ranks of all tasks together.
 """
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,9 +21,19 @@ from noria.protocol.text import EncoderModelSpec
 
 _UNUSED = "pooler."
 _STEM = FAMILIES["text-encoder"].weight_stems[""]
-_ORIGINAL_PREFIX = "roberta."
-_FUSED = ("mixer.Wqkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
-"""A layer of the original form, and those that transformers makes of its rows."""
+_FUSED, _PARTS = "Wqkv", ("q_proj", "k_proj", "v_proj")
+_NAMES = {
+    "roberta.": "",
+    ".parametrizations.weight.original": ".weight",
+    "emb_ln.": "embeddings.LayerNorm.",
+    "encoder.layers.": "layers.",
+    ".attn.": ".self_attn.",  # nomic's
+    ".mixer.": ".self_attn.",  # jina's
+    ".out_proj": ".o_proj",
+    ".norm1.": ".post_attention_layernorm.",
+    ".norm2.": ".post_mlp_layernorm.",
+}
+"""The parts of names in folders for the models' own code, and transformers' names of the same."""
 
 
 @dataclass
@@ -50,7 +60,7 @@ class _AdaptedLayer(torch.nn.Module):
             self.down = torch.nn.Linear(num_inputs, num_ranks, bias=False, dtype=weight.dtype)
         self.up = torch.nn.Linear(num_ranks, num_outputs, bias=False, dtype=weight.dtype)
         for each in (self.down, self.up):
-            torch.nn.init.zeros_(each.weight)  # type: ignore[arg-type]
+            torch.nn.init.zeros_(each.weight)
 
     def load(self, factor: str, values: torch.Tensor, start: int, scale: float) -> None:
         """Copy A or B of a task whose first rank is `start`. Raises ValueError: its shape is another."""
@@ -98,18 +108,28 @@ def add_adapters(spec: EncoderModelSpec, model: Any, chosen: Chosen) -> None:
             raise ModelError(f"the weights are not finite: {each.source} has NaN or infinity.")
 
 
-def read_original(spec: EncoderModelSpec) -> dict[str, torch.Tensor] | None:
-    """Return the tensors that are of no adapter, in the names before transformers' own conversion.
+def read_original(spec: EncoderModelSpec, tree: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+    """Return the tensors of a folder for the model's own code, without adapters, in transformers' names.
 
-    None: the adapters have files of their own, or there are none, so that transformers reads the weights itself.
+    None: transformers reads the folder itself. `tree` is its configuration.
     """
-    if not spec.adapters or spec.adapters[0].path:
+    if not tree.get("num_experts") and (not spec.adapters or spec.adapters[0].path):
         return None
     return {
-        name.removeprefix(_ORIGINAL_PREFIX).replace(".parametrizations.weight.original", ".weight"): values
-        for _, name, values in _tensors(spec, "", _STEM)
-        if not STACKED.search(name)
+        name: values
+        for _, original, whole in _tensors(spec, "", _STEM)
+        if not STACKED.search(original)
+        for name, values in _renamed(original, whole)
     }
+
+
+def _renamed(name: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Return a tensor of the original form in transformers' names: those of queries, keys and values are one there."""
+    for theirs, ours in _NAMES.items():
+        name = name.replace(theirs, ours)
+    if _FUSED not in name:
+        return [(name, values)]
+    return [(name.replace(_FUSED, part), own) for part, own in zip(_PARTS, values.chunk(3), strict=True)]
 
 
 def _factors(spec: EncoderModelSpec) -> Iterator[_Factor]:
@@ -119,20 +139,14 @@ def _factors(spec: EncoderModelSpec) -> Iterator[_Factor]:
             assert found is not None, "the folder was inspected"
             yield _Factor(f"{file}: {name}", place, *found, values)
     for file, name, stack in _tensors(spec, "", _STEM) if spec.adapters and not spec.adapters[0].path else ():
-        if not (found_stack := STACKED.search(name)):
+        if not (end := STACKED.search(name)):
             continue
-        layer = name[: found_stack.start()].removeprefix(_ORIGINAL_PREFIX).replace("encoder.layers.", "layers.")
-        factor = found_stack[1]
-        for place, values in enumerate(stack):
-            own = values.T if layer.startswith("embeddings.") else values
-            parts = own.chunk(3) if factor == "B" and layer.endswith(_FUSED[0]) else [own] * 3
-            layers = (
-                [layer.removesuffix(_FUSED[0]) + part for part in _FUSED[1]] if layer.endswith(_FUSED[0]) else [layer]
-            )
-            for part, part_values in zip(layers, parts, strict=False):
-                yield _Factor(
-                    f"{file}: {name}", place, part.replace("mixer.out_proj", "self_attn.o_proj"), factor, part_values
-                )
+        for place, factor in enumerate(stack):
+            values = factor.T if "embeddings." in name else factor
+            if end[1] == "A" and _FUSED in name:  # which queries, keys and values share
+                values = values.repeat(3, 1)
+            for layer, own in _renamed(name[: end.start()], values):
+                yield _Factor(f"{file}: {name}", place, layer, end[1], own)
 
 
 def _tensors(spec: EncoderModelSpec, part: str, stem: str) -> Iterator[tuple[pathlib.Path, str, torch.Tensor]]:
