@@ -82,21 +82,34 @@ class TokenHead(Struct, frozen=True):
     false_row: int | None = None  # the logit is the first row's less this one's; None: the first row's
 
 
+class Patches(Struct, frozen=True):
+    """The squares that an image of any shape is cut into, after it was resized to whole ones."""
+
+    side_px: int
+    max_number: int  # to as many an image is resized as its proportions allow
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of an image: [height, width, 3] uint8 RGB, any others, and its rows and columns of 2 bytes each."""
+        return self.max_number * self.side_px**2 * 3 + 4
+
+
 class ImageInput(Struct, frozen=True):
     """How an image becomes what the image tower of a model sees, as transformers' image processors compute it."""
 
     architecture: str  # the tower's transformers class
-    side_px: int  # the tower sees a square
+    side_px: int  # the tower sees a square; 0: `patches`
     resized_px: tuple[int, int] | int  # height and width, or the shorter side; of a larger one the middle is seen
     resample: int  # the filter of resizing, by Pillow's number
     scale: tuple[float, float, float]  # what the values of red, green and blue, 0 to 255, are multiplied by
     shift: tuple[float, float, float]  # what is added then
     num_tokens: int  # tokens of a text that take about as long as an image
+    patches: Patches | None = None  # of images of any shape; None: all have one
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of an image: [side, side, 3] uint8 RGB."""
-        return self.side_px**2 * 3
+        """The bytes of an image: [side, side, 3] uint8 RGB, or those of `patches`."""
+        return self.side_px**2 * 3 if self.patches is None else self.patches.num_bytes
 
 
 class TaskAdapter(Struct, frozen=True):
@@ -176,7 +189,7 @@ class TextPayload(TextSettingsView, frozen=True, tag="encoder", kw_only=True):
 
     The ids of all texts follow each other without padding, each in `id_bytes` bytes, little-endian. They are bytes in
     the message: a list of MessagePack integers takes longer to read, and a frame beside it longer to send. The images
-    are that frame, one after the other, each [side, side, 3] uint8 RGB.
+    are that frame, one after the other, each of `ImageInput.num_bytes`.
     """
 
     lengths: tuple[int, ...]  # tokens of each text, special tokens included; of images `ImageInput.num_tokens`

@@ -134,10 +134,12 @@ def _images(payload: TextPayload, spec: EncoderModelSpec, data: memoryview | Non
         return []
     if image_input is None:
         raise InvalidField(f"there are images, and {spec.name} takes texts alone", field="input")
-    side, expected = image_input.side_px, len(places) * image_input.num_bytes
+    expected = len(places) * image_input.num_bytes
     if data is None or num_bytes != expected or not all(0 <= place < len(payload.lengths) for place in places):
         raise InvalidField(
             f"the {len(places)} images have {num_bytes} bytes; {spec.name} expects {expected}", field="input"
         )
-    pixels = np.frombuffer(data, np.uint8).reshape(len(places), side, side, 3)
-    return [ImageRow(each) for each in pixels]
+    try:
+        return [ImageRow.of(each, image_input) for each in np.frombuffer(data, np.uint8).reshape(len(places), -1)]
+    except ValueError as error:
+        raise InvalidField(str(error), field="input") from error

@@ -21,14 +21,15 @@ from noria.extras import require
 from noria.models.encoder.architectures import CAUSAL
 from noria.models.encoder.config_files import read_config
 from noria.models.encoder.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.image_modules import ImageModule, PatchModule
 from noria.models.encoder.pooling import PaddedTexts, Texts, pool, pool_sparsely
 from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
 from noria.models.encoder.task_adapters import Chosen, add_adapters, read_original
-from noria.models.encoder.token_rows import PIXELS
+from noria.models.encoder.token_rows import has_images
 from noria.models.encoder.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
 from noria.models.families import FAMILIES
 from noria.models.weights import REDOWNLOAD_HINT, read_object, weight_files
-from noria.protocol.text import DenseLayer, EncoderModelSpec, ImageInput, Pooling, Splade, TokenHead
+from noria.protocol.text import DenseLayer, EncoderModelSpec, Pooling, Splade, TokenHead
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CODE_KEYS = frozenset({
@@ -138,26 +139,6 @@ class TaskModule(EncoderModule):
         return super().forward(input_ids, attention_mask)
 
 
-class ImageModule(torch.nn.Module):
-    """An image tower of transformers whose result are embeddings [B, D]."""
-
-    scale_311: torch.Tensor
-    shift_311: torch.Tensor
-
-    def __init__(self, model: Any, image_input: ImageInput, output: int) -> None:
-        """`output` is the place of the result among the model's outputs."""
-        super().__init__()
-        self.model, self._output = model, output
-        for name, values in (("scale_311", image_input.scale), ("shift_311", image_input.shift)):
-            self.register_buffer(name, torch.tensor(values).reshape(3, 1, 1), persistent=False)
-
-    def forward(self, pixels_BSS3: torch.Tensor) -> torch.Tensor:
-        """Compute images of uint8 RGB."""
-        values_B3SS = pixels_BSS3.permute(0, 3, 1, 2).float() * self.scale_311 + self.shift_311
-        result: torch.Tensor = self.model(pixel_values=values_B3SS.to(self.model.dtype))[self._output]
-        return result.float()
-
-
 def load(
     spec: EncoderModelSpec, config: EngineConfig, device: str, attention: str = "sdpa"
 ) -> EncoderModule | ImageModule:
@@ -171,7 +152,7 @@ def load(
     if spec.architecture == ARCHITECTURE:
         table = _load_table(spec, _DTYPES[config.dtype])
         return EncoderModule(table, spec.pooling).eval().requires_grad_(requires_grad=False).to(device)
-    if spec.inputs == PIXELS:
+    if has_images(spec.inputs):
         return _load_image_tower(spec, config, attention).eval().requires_grad_(requires_grad=False).to(device)
     tree = read_config(spec.path) | {"use_cache": False}  # which would keep keys and values for more tokens
     if spec.labels:  # as `encoder_folder.py` has read them, where transformers would fail or count others
@@ -203,7 +184,8 @@ def _load_image_tower(spec: EncoderModelSpec, config: EngineConfig, attention: s
     found = image_tower(file, read_object(file))
     assert found is not None and spec.image_input is not None, "the folder was inspected"
     tower, tree = found
-    return ImageModule(_read_model(spec, tree, config, attention, TEXT_TOWER), spec.image_input, tower.output)
+    make = ImageModule if spec.image_input.patches is None else PatchModule
+    return make(_read_model(spec, tree, config, attention, TEXT_TOWER), spec.image_input, tower.output)
 
 
 def _read_model(

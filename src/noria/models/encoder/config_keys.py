@@ -95,6 +95,7 @@ READ_KEYS: Mapping[str, frozenset[str]] = {
     "siglip_text_model": _TOWER | {"projection_size"},
     "siglip_vision_model": _IMAGE_TOWER | {"vision_use_head"},
     "siglip2_text_model": _TOWER | {"projection_size"},
+    "siglip2_vision_model": (_IMAGE_TOWER - {"image_size"}) | {"num_patches", "vision_use_head"},
     "squeezebert": _BERT
     | _keys("embedding_size intermediate_groups k_groups output_groups post_attention_groups q_groups v_groups"),
     "xlm-roberta": _BERT,

@@ -79,7 +79,7 @@ class ExpertLayer(torch.nn.Module):
         return torch.nn.functional.gelu(hidden_ND @ first_FD.T) @ second_FD
 
 
-class ExpertModel(JinaEmbeddingsV3Model):
+class ExpertModel(JinaEmbeddingsV3Model):  # type: ignore[misc]  # the library has no types
     """An encoder of which every n-th layer, from the second on, is an `ExpertLayer`."""
 
     def __init__(self, config: JinaEmbeddingsV3Config) -> None:
