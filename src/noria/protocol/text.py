@@ -104,7 +104,7 @@ class ImageInput(Struct, frozen=True):
     scale: tuple[float, float, float]  # what the values of red, green and blue, 0 to 255, are multiplied by
     shift: tuple[float, float, float]  # what is added then
     num_tokens: int  # tokens of a text that take about as long as an image
-    patches: Patches | None = None  # of images of any shape; None: all have one
+    patches: Patches | None = None  # squares of images of any shape; None: all have one shape
 
     @property
     def num_bytes(self) -> int:

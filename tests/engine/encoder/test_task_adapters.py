@@ -193,7 +193,7 @@ def test_a_request_chooses_the_adapter_and_its_prompt(jina: EncoderModelSpec) ->
 def test_a_task_that_a_model_has_not_is_rejected(jina: EncoderModelSpec) -> None:
     settings = TextRequestSettings(inputs=["a"], task="separation")
     with pytest.raises(InvalidField, match=r"task is 'separation'; allowed for .* are query and document alone"):
-        adapter_of(settings, msgspec.structs.replace(jina, adapters=()))
+        adapter_of(settings, msgspec.structs.replace(jina, adapters=(), prompts=()))
     only = msgspec.structs.replace(jina, adapters=jina.adapters[:1])
     assert adapter_of(TextRequestSettings(role="query"), only) == 1
     with pytest.raises(InvalidField, match=r"task is 'document'; allowed for .* are retrieval.query"):

@@ -49,7 +49,7 @@ class _Processor(Struct, frozen=True):
     image_mean: tuple[_Mean, _Mean, _Mean] | None = None
     image_std: tuple[_Factor, _Factor, _Factor] | None = None
     do_pad: bool | None = None
-    patch_size: _Positive | None = None  # and the next: of images of any shape
+    patch_size: _Positive | None = None  # with the next, for images of any shape
     max_num_patches: Annotated[int, Meta(ge=1, le=4096)] | None = None
 
 
@@ -75,7 +75,7 @@ class _Tower(Struct, frozen=True):
     num_hidden_layers: _Positive
     patch_size: Annotated[int, Meta(ge=1, le=256)]
     image_size: _Side | None = None
-    num_patches: _Positive | None = None  # of the table of positions, for images of any shape
+    num_patches: _Positive | None = None  # rows of the table of positions, for images of any shape
     num_channels: Literal[3] = 3
     vision_use_head: Literal[True] = True
     projection_dim: _Positive | None = None

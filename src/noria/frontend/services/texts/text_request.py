@@ -210,13 +210,14 @@ def adapter_of(settings: TextRequestSettings, spec: EncoderModelSpec) -> int:
     """Return the place, from 1, of the adapter that the texts have; 0: none.
 
     Raises:
-        InvalidField: the model has none for what they are.
+        InvalidField: the model has none for what they are, and no prompt of this task.
 
     """
     names, tasks = _names(settings, settings.role), [adapter.task for adapter in spec.adapters]
     found = next((tasks.index(name) + 1 for name in names if name in tasks), 0)
-    if not found and (settings.task or (names and tasks)):
-        allowed = ", ".join(tasks) or "query and document alone: the model has no adapters of tasks"
+    is_prompt = not tasks and (settings.task is None or settings.task in dict(spec.prompts))
+    if names and not found and not is_prompt:
+        allowed = ", ".join(tasks) or "query and document alone: it has neither an adapter nor a prompt of this task"
         raise InvalidField(
             f"task is {(settings.task or settings.role)!r}; allowed for {spec.name} are {allowed}.", field="task"
         )
