@@ -37,6 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Gemma3Text": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 1, "head_dim": 8,
                             "query_pre_attn_scalar": 8, "use_bidirectional_attention": True, "sliding_window": 8,
                             "layer_types": ["sliding_attention", "full_attention"]},
+    "JinaEmbeddingsV3": SMALL | {"max_position_embeddings": 66, "pad_token_id": 1},
     "Mistral": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "sliding_window": 8},
     "Qwen2": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2},
     "Qwen3": SMALL | {"max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 16},
@@ -59,7 +60,7 @@ def make_encoder(
     import transformers
 
     prefix = next(name for name in sorted(SETTINGS, key=len, reverse=True) if architecture.startswith(name))
-    size = make_tokenizer(folder, is_roberta=prefix in ("Roberta", "ModernBert"))
+    size = make_tokenizer(folder, is_roberta=prefix in ("Roberta", "ModernBert", "JinaEmbeddingsV3"))
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
     settings = SETTINGS[prefix] | {"vocab_size": size} | (config or {})

@@ -56,8 +56,10 @@ def test_of_z_image_all_shards_are_needed():
 
 def test_of_a_text_encoder_its_own_files_and_those_of_its_modules_are_needed():
     needed = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "config.json",
-              "model.safetensors", "tokenizer.json", "vocab.txt"]  # fmt: skip
+              "model.safetensors", "separation/adapter_config.json", "separation/adapter_model.safetensors",
+              "tokenizer.json", "vocab.txt"]  # fmt: skip
     others = [
+        "classification/pytorch_model.bin",  # a folder of another kind than of a task's adapter
         "onnx/model.onnx",
         "pytorch_model.bin",
         "openvino/config.json",

@@ -91,11 +91,10 @@ def have_same_architecture(first: ModelSpec, second: ModelSpec) -> bool:
 
 def _architecture(spec: ModelSpec) -> list[dict[str, object]]:
     """The configurations of the parts with weights, without the keys that say where they come from."""
-    folders = [spec.path / part for part in FAMILIES[spec.family].weight_stems_in(spec.path)]
-    return [
-        {key: value for key, value in read_object(folder / "config.json").items() if not key.startswith("_")}
-        for folder in folders
-    ]
+    family = FAMILIES[spec.family]
+    parts = family.parts_in(spec.path)
+    files = [spec.path / name / parts[name].config for name in family.weight_stems_in(spec.path)]
+    return [{key: value for key, value in read_object(file).items() if not key.startswith("_")} for file in files]
 
 
 def fingerprint_of(folder: pathlib.Path, family: Family) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from noria.errors import ModelError, short_repr
-from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES, DENSE_PATHS
+from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES, DENSE_PATHS, TASK_FOLDERS
 from noria.models.encoder.tower_config import DOUBLE_TOWERS, TOWERS
 from noria.models.family import MASKLESS_ATTENTION, Family, Part
 from noria.models.foreign_folders import describe_config, describe_folder
@@ -307,6 +307,10 @@ _ROWS = (
                 "": Part(CLASSES, "model"),
                 "1_Pooling": Part(),
                 **{name: Part(weights="model", is_optional=True) for name in ("2_Dense", "3_Dense", DENSE_PATHS)},
+                **{
+                    name: Part(weights="adapter_model", is_optional=True, config="adapter_config.json")
+                    for name in TASK_FOLDERS.values()
+                },
                 **{f"{number}_Normalize": Part(is_identifying=False) for number in range(2, 6)},
                 "1_LogitScore": Part(),
                 "1_SpladePooling": Part(),

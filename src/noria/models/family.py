@@ -28,6 +28,7 @@ class Part:
     # False: its files are downloaded and checked, but only one content is allowed, so that they identify no model.
     is_identifying: bool = True
     is_optional: bool = False  # folders without it are complete, although it has weights
+    config: str = "config.json"  # the file that describes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Family:
         return {
             name: part.weights
             for name, part in self.parts_in(folder).items()
-            if part.weights and (not part.is_optional or (folder / name / "config.json").exists())
+            if part.weights and (not part.is_optional or (folder / name / part.config).exists())
         }
 
     def check_class(self, file: pathlib.Path, part: str, name: object) -> str:

@@ -57,11 +57,13 @@ def select_needed_files(paths: Collection[str], family: Family, source: str) -> 
     Raises ModelError: a part has weights, but only as pickles.
     """
     needed = _matching(paths, text_patterns(family))
-    for part in (name for name, each in family.parts.items() if each.weights):
+    for part, each in family.parts.items():
+        if not each.weights or (each.is_optional and not _matching(paths, [f"{_prefix(part)}{each.config}"])):
+            continue
         patterns = [weight_patterns(family, part, variant) for variant in ("", FP16)]
         if part == GGUF_PART:
             patterns.append([f"{_prefix(part)}*{GGUF_SUFFIX}"])
-        if found := next(filter(None, (_matching(paths, each) for each in patterns)), None):
+        if found := next(filter(None, (_matching(paths, names) for names in patterns)), None):
             needed += found
         elif pickles := _matching(paths, [f"{_prefix(part)}*{suffix}" for suffix in PICKLES]):
             raise ModelError(

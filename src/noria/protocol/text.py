@@ -82,21 +82,43 @@ class TokenHead(Struct, frozen=True):
     false_row: int | None = None  # the logit is the first row's less this one's; None: the first row's
 
 
+class Patches(Struct, frozen=True):
+    """The squares that an image of any shape is cut into, after it was resized to whole ones."""
+
+    side_px: int
+    max_number: int  # to as many an image is resized as its proportions allow
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of an image: [height, width, 3] uint8 RGB, any others, and its rows and columns of 2 bytes each."""
+        return self.max_number * self.side_px**2 * 3 + 4
+
+
 class ImageInput(Struct, frozen=True):
     """How an image becomes what the image tower of a model sees, as transformers' image processors compute it."""
 
     architecture: str  # the tower's transformers class
-    side_px: int  # the tower sees a square
+    side_px: int  # the tower sees a square; 0: `patches`
     resized_px: tuple[int, int] | int  # height and width, or the shorter side; of a larger one the middle is seen
     resample: int  # the filter of resizing, by Pillow's number
     scale: tuple[float, float, float]  # what the values of red, green and blue, 0 to 255, are multiplied by
     shift: tuple[float, float, float]  # what is added then
     num_tokens: int  # tokens of a text that take about as long as an image
+    patches: Patches | None = None  # squares of images of any shape; None: all have one shape
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of an image: [side, side, 3] uint8 RGB."""
-        return self.side_px**2 * 3
+        """The bytes of an image: [side, side, 3] uint8 RGB, or those of `patches`."""
+        return self.side_px**2 * 3 if self.patches is None else self.patches.num_bytes
+
+
+class TaskAdapter(Struct, frozen=True):
+    """A LoRA of a task."""
+
+    task: str
+    path: str  # the subfolder that has its weights, as PEFT writes them; empty: the model's own weights have it
+    rank: int
+    scale: float  # what its product is multiplied by
 
 
 PairField = Literal["instruction", "query", "document"]
@@ -126,7 +148,8 @@ class EncoderModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", t
     dimensions: int  # numbers of a text's or token's result: those of an embedding, or the number of labels
     max_length: int  # tokens of a text, special tokens included
     vocab_size: int  # token ids are less than that
-    inputs: tuple[str, ...]  # its tensors: "input_ids", "attention_mask", and "token_type_ids" if it tells pairs apart
+    # Its tensors: "input_ids", "attention_mask", "token_type_ids" if it tells pairs apart, "adapter_ids".
+    inputs: tuple[str, ...]
     truncation_side: TruncationSide = "right"  # unless a request says otherwise
     unread_keys: tuple[str, ...] = ()  # keys of its configuration, with their values: nothing here knows what they mean
     pooling: tuple[Pooling, ...] = ()  # for embeddings and decoders; several: their results, concatenated
@@ -141,6 +164,7 @@ class EncoderModelSpec(ModelSpec, frozen=True, kw_only=True, tag_field="kind", t
     late_interaction: LateInteraction | None = None  # for encoders that embed tokens
     image_input: ImageInput | None = None  # for models that embed images, too; None: texts alone
     # Embeddings, of texts or tokens, only:
+    adapters: tuple[TaskAdapter, ...] = ()  # each text has one of them, or none
     dense: tuple[DenseLayer, ...] = ()  # layers between the pooling and the normalization, in order
     normalize: bool = False  # whether its own configuration makes embeddings of length 1
     matryoshka_dimensions: tuple[int, ...] | None = None  # to which embeddings may be cut; None: nothing says
@@ -165,7 +189,7 @@ class TextPayload(TextSettingsView, frozen=True, tag="encoder", kw_only=True):
 
     The ids of all texts follow each other without padding, each in `id_bytes` bytes, little-endian. They are bytes in
     the message: a list of MessagePack integers takes longer to read, and a frame beside it longer to send. The images
-    are that frame, one after the other, each [side, side, 3] uint8 RGB.
+    are that frame, one after the other, each of `ImageInput.num_bytes`.
     """
 
     lengths: tuple[int, ...]  # tokens of each text, special tokens included; of images `ImageInput.num_tokens`
@@ -174,6 +198,7 @@ class TextPayload(TextSettingsView, frozen=True, tag="encoder", kw_only=True):
     num_seen: tuple[int, ...] = ()  # the first tokens of each text, to which all attend; empty: all
     id_bytes: Literal[2, 4] = 2
     image_places: tuple[int, ...] = ()  # the rows, ascending, that are images
+    adapter: int = 0  # the place, from 1, in `EncoderModelSpec.adapters`; 0: none
     dimensions: int | None = None  # to which embeddings are cut; None: all
     normalize: bool = True  # whether embeddings have length 1, after they were cut
 

@@ -10,7 +10,7 @@ from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import prepare
 from noria.errors import InvalidField
 from noria.models.encoder.token_rows import ImageRow, TokenRow
-from noria.protocol.text import EncoderModelSpec, TextResult
+from noria.protocol.text import EncoderModelSpec, Patches, TextResult
 from noria.scheduling.types import BatchPlan, ItemId
 from noria.testing.fake_encoder import FAKE_ENCODER, IMAGES, FakeSession, fake_vector, make_text_request
 from waiting import TIMEOUT_S
@@ -175,6 +175,9 @@ def test_images_are_rows_at_their_places() -> None:
     assert text.ids.tolist() == [1, 2]
 
 
+ANY_SHAPE = replace(IMAGES, image_input=replace(IMAGES.image_input, side_px=0, patches=Patches(2, 3)))
+
+
 @pytest.mark.parametrize(
     ("model", "places", "num_bytes", "says"),
     [
@@ -183,6 +186,7 @@ def test_images_are_rows_at_their_places() -> None:
         (IMAGES, (0, 2), 95, "the 2 images have 95 bytes; clip expects 96"),
         (IMAGES, (0, 3), 96, "do not match the lengths"),
         (IMAGES, (0,), 48, "do not match the lengths"),
+        (ANY_SHAPE, (0, 2), 80, "an image has 0 × 0 patches; at most 3 are allowed"),
     ],
 )
 def test_images_that_do_not_fit_the_model_are_rejected(

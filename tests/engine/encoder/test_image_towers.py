@@ -38,8 +38,9 @@ IMAGES = [
     picture("RGBA", 40, 40),
     picture("L", 12, 9),
     picture("P", 64, 32),
+    picture("RGB", 400, 9),
 ]
-"""Wider and higher than the tower's images, smaller, transparent, grey, and with a palette."""
+"""Wider and higher than the tower's images, smaller, transparent, grey, with a palette, and with a row of patches."""
 
 
 def clip(folder: pathlib.Path) -> Any:
@@ -69,7 +70,17 @@ def siglip(folder: pathlib.Path) -> Any:
     return processor
 
 
-KINDS = {clip: "longest", clip_of_2021: "longest", siglip: "max_length"}
+def siglip2(folder: pathlib.Path) -> Any:
+    """SigLIP 2 whose images keep their proportions: 25 patches or less, and a table of 4 × 4 positions."""
+    make_tower(folder, "Siglip2Model", projection_size=32)
+    processor = transformers.Siglip2ImageProcessorPil(
+        max_num_patches=25, image_std=[0.5, 0.4, 0.3], do_convert_rgb=True
+    )
+    processor.save_pretrained(folder)
+    return processor
+
+
+KINDS = {clip: "longest", clip_of_2021: "longest", siglip: "max_length", siglip2: "max_length"}
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)
@@ -94,11 +105,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def rows_of(spec: EncoderModelSpec) -> list[Row]:
     image_input = spec.image_input
     assert image_input is not None
-    shape = image_input.side_px, image_input.side_px, 3
     texts = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(TEXTS)]
     files = [png(image) for image in IMAGES]
     pixels = [np.frombuffer(embedded_pixels(ImageFile("image", file), image_input), np.uint8) for file in files]
-    return [*texts, *(ImageRow(each.reshape(shape)) for each in pixels)]
+    return [*texts, *(ImageRow.of(each, image_input) for each in pixels)]
 
 
 def png(image: Image.Image) -> bytes:
@@ -110,7 +120,7 @@ def png(image: Image.Image) -> bytes:
 def assert_equal(spec: EncoderModelSpec, expected: Any, config: EngineConfig) -> None:
     rows = rows_of(spec)
     (session,) = load_sessions(spec, config, "cpu")
-    mixed: Sequence[int] = [5, 0, 7, 3, 1, 2, 6, 4]
+    mixed: Sequence[int] = [5, 0, 7, 3, 8, 1, 2, 6, 4]
     np.testing.assert_allclose(session.run([rows[place] for place in mixed]), expected[mixed], atol=1e-5)
     np.testing.assert_allclose([session.run([row])[0] for row in rows], expected, atol=1e-5)
 

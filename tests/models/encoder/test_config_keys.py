@@ -59,6 +59,13 @@ def test_each_key_that_transformers_computes_with_is_read_or_known_as_harmless(m
     assert unread <= {"is_decoder"}
     aliases = {
         "_sliding_window_pattern",
+        "lora_adaptations",  # and the others are for adapters and experts, which the library has not
+        "moe_every_n_layers",
+        "moe_top_k",
+        "num_experts",
+        "lora_alpha",
+        "lora_rank",
+        "task_instructions",
         "rope_local_base_freq",
         "hidden_size",
         "num_attention_heads",

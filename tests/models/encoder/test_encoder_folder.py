@@ -310,8 +310,8 @@ def test_a_nomic_folder_as_published_is_read(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"activation_function": "gelu"}, {"rotary_scaling_factor": 2}, {"num_experts": 8}, {"prenorm": True},
-     {"rotary_emb_fraction": 0.5}, {"qkv_proj_bias": True}, {"use_rms_norm": True}],
+    [{"activation_function": "gelu"}, {"rotary_scaling_factor": 2}, {"prenorm": True}, {"rotary_emb_fraction": 0.5},
+     {"activation_function": "swiglu", "num_experts": 8}, {"qkv_proj_bias": True}, {"use_rms_norm": True}],
 )  # fmt: skip
 def test_a_nomic_model_that_computes_something_else_is_rejected(
     tmp_path: pathlib.Path, changes: dict[str, Any]

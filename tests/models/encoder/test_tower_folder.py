@@ -10,6 +10,7 @@ import pytest
 
 from encoders import change_json, make_tower, open_encoder, sentence_transformer, write_json
 from noria.errors import ModelError
+from noria.protocol.text import Patches
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +148,20 @@ def test_images_are_of_models_whose_folder_says_how_they_are_made_ready(
     assert (spec.image_input.resized_px, spec.image_input.side_px, spec.image_input.num_tokens) == (36, 32, 4)
     assert spec.num_parameters > open_encoder(towers / "CLIPModel").num_parameters
     (tmp_path / "any").mkdir()
-    make_tower(tmp_path / "any", "Siglip2Model")  # its images have any shape
-    write_json(tmp_path / "any" / "preprocessor_config.json", {"image_processor_type": "Siglip2ImageProcessor"})
-    assert open_encoder(tmp_path / "any").image_input is None
+    make_tower(tmp_path / "any", "Siglip2Model", projection_size=32)  # its images have any shape
+    file = tmp_path / "any" / "preprocessor_config.json"
+    write_json(file, {"image_processor_type": "Siglip2ImageProcessorFast", "max_num_patches": 36})
+    shaped = open_encoder(tmp_path / "any").image_input
+    assert shaped is not None
+    assert (shaped.patches, shaped.num_tokens, shaped.num_bytes) == (Patches(16, 36), 36, 36 * 768 + 4)
+    for wrong, says in (
+        ({"patch_size": 14}, "patches have 14 pixels a side, but the tower sees 16"),
+        ({"image_processor_type": "SiglipImageProcessor"}, "image_processor_type is 'SiglipImageProcessor'; images of"),
+        ({"do_resize": False}, "do_resize is false; images of any shape"),
+    ):
+        write_json(file, wrong)
+        with pytest.raises(ModelError, match=says):
+            open_encoder(tmp_path / "any")
 
 
 def test_a_tower_with_a_pooling_is_rejected(towers: pathlib.Path, tmp_path: pathlib.Path) -> None:

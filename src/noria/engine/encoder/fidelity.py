@@ -13,7 +13,7 @@ import numpy as np
 from noria.engine.resources.fidelity import Fidelity, read_fidelity, write_fidelity
 from noria.errors import ModelError
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import PIXELS, FloatArray, Row, Session, TokenRow, compute, sample_images
+from noria.models.encoder.token_rows import FloatArray, Row, Session, TokenRow, compute, has_images, sample_images
 from noria.protocol.text import Activation, EncoderModelSpec
 
 _log = logging.getLogger(__name__)
@@ -51,12 +51,13 @@ def corpus_rows(spec: EncoderModelSpec) -> list[Row]:
 
     For an image tower they are made-up images.
     """
-    if spec.inputs == PIXELS:
+    if has_images(spec.inputs):
         return [*sample_images(spec, _NUM_IMAGES)]
     lines = _CORPUS.read_text(encoding="utf-8").splitlines()
     pairs = list(itertools.pairwise(lines))
     texts = HuggingFaceTokenizer(spec).encode(pairs if spec.task == "reranking" else lines)
-    return [TokenRow.of(text) for text in texts]
+    num = len(spec.adapters) + 1
+    return [TokenRow.of(text)._replace(adapter=index % num) for index, text in enumerate(texts)]
 
 
 def measure_fidelity(spec: EncoderModelSpec, reference: Session, session: Session, rows: Sequence[Row]) -> Fidelity:

@@ -101,7 +101,7 @@ def prepare(request: TextRequest, spec: EncoderModelSpec, data: memoryview | Non
             rows.append(images[place])
             continue
         end = start + length
-        rows.append(TokenRow(ids[start:end], None if types is None else types[start:end], num_seen))
+        rows.append(TokenRow(ids[start:end], None if types is None else types[start:end], num_seen, payload.adapter))
         start = end
     return PreparedTextRequest(request, BatchKey(0, 0, spec.key), rows)
 
@@ -118,6 +118,8 @@ def _check(payload: TextPayload, spec: EncoderModelSpec, num_ids: int, num_types
         raise InvalidField(
             f"a text has {max(of_texts)} tokens; {spec.name} takes at most {spec.max_length}", field="input"
         )
+    if not 0 <= payload.adapter <= len(spec.adapters):
+        raise InvalidField(f"the adapter is {payload.adapter}; {spec.name} has {len(spec.adapters)}", field="task")
     if payload.dimensions is not None and not 1 <= payload.dimensions <= spec.dimensions:
         raise InvalidField(
             f"dimensions is {payload.dimensions}; allowed are 1 to {spec.dimensions}", field="dimensions"
@@ -132,10 +134,12 @@ def _images(payload: TextPayload, spec: EncoderModelSpec, data: memoryview | Non
         return []
     if image_input is None:
         raise InvalidField(f"there are images, and {spec.name} takes texts alone", field="input")
-    side, expected = image_input.side_px, len(places) * image_input.num_bytes
+    expected = len(places) * image_input.num_bytes
     if data is None or num_bytes != expected or not all(0 <= place < len(payload.lengths) for place in places):
         raise InvalidField(
             f"the {len(places)} images have {num_bytes} bytes; {spec.name} expects {expected}", field="input"
         )
-    pixels = np.frombuffer(data, np.uint8).reshape(len(places), side, side, 3)
-    return [ImageRow(each) for each in pixels]
+    try:
+        return [ImageRow.of(each, image_input) for each in np.frombuffer(data, np.uint8).reshape(len(places), -1)]
+    except ValueError as error:
+        raise InvalidField(str(error), field="input") from error

@@ -22,7 +22,7 @@ from noria.errors import ConfigError
 from noria.extras import require
 from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import find_or_export, model_cache
-from noria.models.encoder.token_rows import PIXELS, FloatArray, ImageRow, Row, Session, image_part
+from noria.models.encoder.token_rows import FloatArray, ImageRow, Row, Session, has_images, image_part
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.cpuinfo import cpu_model
 from noria.observe.logs.log_record import fields
@@ -109,7 +109,7 @@ def _choose_packing(
     spec: EncoderModelSpec, config: EngineConfig, device: str, precision: str, session: Session
 ) -> None:
     mode = config.encoder_packing
-    if mode == "off" or spec.inputs == PIXELS or (mode == "auto" and device == "cpu"):
+    if mode == "off" or has_images(spec.inputs) or (mode == "auto" and device == "cpu"):
         return
     from noria.engine.encoder.torch_session import TorchSession
 

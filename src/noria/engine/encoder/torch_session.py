@@ -15,7 +15,7 @@ import torch
 from noria.config import EngineConfig
 from noria.models.cuda_graph import CudaGraph, no_capture
 from noria.models.encoder import checkpoint
-from noria.models.encoder.token_rows import PIXELS, FloatArray, Row, TokenRow, pack, stack, unpack, unpad
+from noria.models.encoder.token_rows import FloatArray, Row, TokenRow, has_images, pack, stack, unpack, unpad
 from noria.protocol.text import EncoderModelSpec
 
 _MIN_LENGTH = 16  # tokens
@@ -109,16 +109,25 @@ class TorchSession:
     def _replay(self, tensors: list[torch.Tensor], graphs: "dict[torch.Size, _Graph]") -> torch.Tensor:
         """Compute by the graph of the next larger bucket."""
         num_rows, *sizes = tensors[0].shape
-        if self._inputs != PIXELS:
+        if not has_images(self._inputs):
             sizes = [min(bucket(sizes[0], _MIN_LENGTH), self._max_length)]
         shape = torch.Size((bucket(num_rows, 1), *sizes))
-        if len(tensors) > 1:  # rows that are only padding see their first token: a row that sees nothing becomes NaN
+        if (
+            not has_images(self._inputs) and len(tensors) > 1
+        ):  # rows that are only padding see their first token: a row that sees nothing becomes NaN
             ids, mask, *types = tensors
             filler = torch.zeros(shape[0] - num_rows, mask.shape[1], dtype=mask.dtype)
             filler[:, 0] = 1
             tensors = [ids, torch.cat([mask, filler]), *types]
         if shape not in graphs:
-            ones = [torch.ones(shape, dtype=tensor.dtype, device=self._device) for tensor in tensors]
+            ones = [
+                torch.ones(
+                    (shape[0], *tensor.shape[1:]) if has_images(self._inputs) else shape[: tensor.ndim],
+                    dtype=tensor.dtype,
+                    device=self._device,
+                )
+                for tensor in tensors
+            ]
             graphs[shape] = _Graph(self._forward, ones, self._device, self._pool)
         return graphs[shape].replay(tensors)
 

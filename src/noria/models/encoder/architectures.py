@@ -17,6 +17,7 @@ CLASS_PREFIXES: Mapping[str, str] = {
     "eurobert": "EuroBert",
     "gemma3_text": "Gemma3Text",
     "gte": "Gte",
+    "jina_embeddings_v3": "JinaEmbeddingsV3",
     "megatron-bert": "MegatronBert",
     "mistral": "Mistral",
     "modernbert": "ModernBert",
@@ -76,6 +77,12 @@ POOLED_CLASSES = frozenset(
     )
 )  # fmt: skip
 """Classes of a folder with a pooling, which is loaded by its `model_type`, without the head."""
+
+TASK_FOLDERS: Mapping[str, str] = {
+    task: task.replace(".", "_").replace("-", "_")
+    for task in ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+}
+"""The tasks of jina-embeddings-v3, and the subfolders of their adapters."""
 
 DENSE_PATHS = "[0-9]*_Dense*"
 """The names of the subfolders in which sentence-transformers' modules Dense may have their weights."""

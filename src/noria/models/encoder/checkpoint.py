@@ -21,13 +21,15 @@ from noria.extras import require
 from noria.models.encoder.architectures import CAUSAL
 from noria.models.encoder.config_files import read_config
 from noria.models.encoder.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.image_modules import ImageModule, PatchModule
 from noria.models.encoder.pooling import PaddedTexts, Texts, pool, pool_sparsely
 from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
-from noria.models.encoder.token_rows import PIXELS
+from noria.models.encoder.task_adapters import Chosen, add_adapters, read_original
+from noria.models.encoder.token_rows import has_images
 from noria.models.encoder.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
 from noria.models.families import FAMILIES
 from noria.models.weights import REDOWNLOAD_HINT, read_object, weight_files
-from noria.protocol.text import DenseLayer, EncoderModelSpec, ImageInput, Pooling, Splade, TokenHead
+from noria.protocol.text import DenseLayer, EncoderModelSpec, Pooling, Splade, TokenHead
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CODE_KEYS = frozenset({
@@ -116,24 +118,25 @@ class EncoderModule(torch.nn.Module):
         return torch.nn.functional.normalize(result, dim=-1) if self._normalizes_tokens else result.float()
 
 
-class ImageModule(torch.nn.Module):
-    """An image tower of transformers whose result are embeddings [B, D]."""
+class TaskModule(EncoderModule):
+    """An encoder of which each text has the adapter of a task, or none."""
 
-    scale_311: torch.Tensor
-    shift_311: torch.Tensor
+    _shares_KR: torch.Tensor
 
-    def __init__(self, model: Any, image_input: ImageInput, output: int) -> None:
-        """`output` is the place of the result among the model's outputs."""
-        super().__init__()
-        self.model, self._output = model, output
-        for name, values in (("scale_311", image_input.scale), ("shift_311", image_input.shift)):
-            self.register_buffer(name, torch.tensor(values).reshape(3, 1, 1), persistent=False)
+    def read_adapters(self, spec: EncoderModelSpec) -> None:
+        """Read the adapters of `spec` into the model. Raises ModelError: one is of another model."""
+        self._chosen = Chosen()
+        add_adapters(spec, self.model, self._chosen)
+        tasks_R = torch.tensor([task for task, each in enumerate(spec.adapters, 1) for _ in range(each.rank)])
+        shares_KR = (torch.arange(len(spec.adapters) + 1)[:, None] == tasks_R).to(self.model.dtype)
+        self.register_buffer("_shares_KR", shares_KR, persistent=False)
 
-    def forward(self, pixels_BSS3: torch.Tensor) -> torch.Tensor:
-        """Compute images of uint8 RGB."""
-        values_B3SS = pixels_BSS3.permute(0, 3, 1, 2).float() * self.scale_311 + self.shift_311
-        result: torch.Tensor = self.model(pixel_values=values_B3SS.to(self.model.dtype))[self._output]
-        return result.float()
+    def forward(  # type: ignore[override]  # it has no token types
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, adapter_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute texts as any encoder does, text b with the adapter number `adapter_ids[b]`, from 1, or none."""
+        self._chosen.mask_B1R = self._shares_KR[adapter_ids].unsqueeze(1)
+        return super().forward(input_ids, attention_mask)
 
 
 def load(
@@ -149,7 +152,7 @@ def load(
     if spec.architecture == ARCHITECTURE:
         table = _load_table(spec, _DTYPES[config.dtype])
         return EncoderModule(table, spec.pooling).eval().requires_grad_(requires_grad=False).to(device)
-    if spec.inputs == PIXELS:
+    if has_images(spec.inputs):
         return _load_image_tower(spec, config, attention).eval().requires_grad_(requires_grad=False).to(device)
     tree = read_config(spec.path) | {"use_cache": False}  # which would keep keys and values for more tokens
     if spec.labels:  # as `encoder_folder.py` has read them, where transformers would fail or count others
@@ -161,7 +164,7 @@ def load(
         linear = _load_head(spec, spec.head)
         dense = [(DenseLayer(spec.head.tensor, linear.in_features, 1, has_bias=False, activation="Identity"), linear)]
     tower = TOWERS.get(model.config.model_type)
-    module = EncoderModule(
+    module = (TaskModule if spec.adapters else EncoderModule)(
         model,
         spec.pooling if tower is None else (),
         dense,
@@ -171,6 +174,8 @@ def load(
         output=0 if tower is None else tower.output,
         fill=None if spec.fill_id is None else (spec.fill_id, spec.max_length),
     )
+    if isinstance(module, TaskModule):
+        module.read_adapters(spec)
     return module.eval().requires_grad_(requires_grad=False).to(device)
 
 
@@ -179,7 +184,8 @@ def _load_image_tower(spec: EncoderModelSpec, config: EngineConfig, attention: s
     found = image_tower(file, read_object(file))
     assert found is not None and spec.image_input is not None, "the folder was inspected"
     tower, tree = found
-    return ImageModule(_read_model(spec, tree, config, attention, TEXT_TOWER), spec.image_input, tower.output)
+    make = ImageModule if spec.image_input.patches is None else PatchModule
+    return make(_read_model(spec, tree, config, attention, TEXT_TOWER), spec.image_input, tower.output)
 
 
 def _read_model(
@@ -193,10 +199,16 @@ def _read_model(
     from huggingface_hub.errors import StrictDataclassError  # transformers requires it
 
     model_class = getattr(transformers, spec.architecture)  # `encoder_folder.py` has looked it up in a list
+    if tree.get("num_experts"):
+        from noria.models.encoder.experts import ExpertModel
+
+        model_class = ExpertModel
     with _quietly(transformers):
         try:
+            original = read_original(spec, tree)
             model, info = model_class.from_pretrained(
-                spec.folder,
+                spec.folder if original is None else None,
+                state_dict=original,
                 config=model_class.config_class.from_dict(_without_code(tree)),
                 dtype=_DTYPES[config.dtype],
                 attn_implementation=attention if model_class._supports_sdpa else "eager",

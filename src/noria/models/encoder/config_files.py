@@ -67,6 +67,22 @@ _NOMIC_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 """The older form of NomicBERT's config.json: its names of sizes, and the values that are what transformers computes."""
 
+_EXPERT_VALUES: Mapping[str, tuple[object, ...]] = {
+    **_NOMIC_VALUES,
+    "activation_function": ("gelu",),
+    "expert_choice_router": (False, None),
+    "ffn_div": (1, None),
+    "mlp_fc1_bias": (True,),
+    "mlp_fc2_bias": (True,),
+    "moe_normalize_expert_weights": (False, None),
+    "num_shared_experts": (0, None),
+    "qkv_proj_bias": (True,),
+}
+"""Likewise of a mixture of experts, which `experts.py` computes."""
+
+_OWN_TRANSFORMERS: Mapping[object, str] = {"jina_embeddings_v3": "custom_st.Transformer"}
+"""The modules that choose the adapter of a task, in code of the folder, by the `model_type`."""
+
 T = TypeVar("T")
 Count = Annotated[int, Meta(ge=1)]
 
@@ -102,6 +118,19 @@ class Config(Struct, frozen=True):
         """The number of tokens that the model has positions for."""
         padding = 1 if self.pad_token_id is None else self.pad_token_id
         return self.max_position_embeddings - (padding + 1 if self.model_type in OFFSET_POSITIONS else 0)
+
+
+class _Experts(Struct, frozen=True):
+    """The keys of config.json that a mixture of experts must have."""
+
+    num_experts: Annotated[int, Meta(ge=2)]
+    moe_top_k: Count
+    moe_every_n_layers: Annotated[int, Meta(ge=2)]
+    rope_theta: Annotated[float, Meta(gt=0)]
+
+    def __post_init__(self) -> None:
+        if self.moe_top_k > self.num_experts:
+            raise ValueError(f"moe_top_k is {self.moe_top_k}, and there are {self.num_experts} experts")
 
 
 class Module(Struct, frozen=True):
@@ -176,23 +205,51 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     """
     file = folder / "config.json"
     tree = text_tower(file, read_object(file))
+    if tree.get("model_type") == "xlm-roberta" and tree.get("lora_adaptations"):
+        return _as_jina(file, tree)
     if tree.get("model_type") != "nomic_bert" or "n_embd" not in tree:
         return tree
-    for key, values in _NOMIC_VALUES.items():
+    allowed = _EXPERT_VALUES if tree.get("num_experts") else _NOMIC_VALUES
+    for key, values in allowed.items():
         if key in tree and tree[key] not in values:
             raise ModelError(f"{file}: {key} is {short_repr(tree[key])}; supported is {short_repr(values[0])}.")
-    renamed = {_NOMIC_NAMES.get(key, key): value for key, value in tree.items() if key not in _NOMIC_VALUES}
+    renamed = {_NOMIC_NAMES.get(key, key): value for key, value in tree.items() if key not in allowed}
     if renamed.get("intermediate_size") is None and isinstance(tree["n_embd"], int):
         renamed["intermediate_size"] = 4 * tree["n_embd"]
+    if tree.get("num_experts"):
+        convert(file, renamed, _Experts)
+        renamed |= {
+            "model_type": "jina_embeddings_v3",
+            "architectures": ["JinaEmbeddingsV3Model"],
+            "hidden_act": "gelu",
+        }
     return renamed
 
 
-def read_modules(folder: pathlib.Path) -> list[Module]:
-    """Return the entries of modules.json, empty if there is no such file."""
+def _as_jina(file: pathlib.Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of jina-embeddings-v3 that its own code reads, in transformers' form."""
+    if tree.get("position_embedding_type") != "rotary" or not isinstance(tree.get("rotary_emb_base"), int | float):
+        raise ModelError(
+            f"{file}: lora_adaptations names tasks, and position_embedding_type is "
+            f"{short_repr(tree.get('position_embedding_type'))}; of such models those of jina-embeddings-v3 are "
+            "supported, with rotary and a rotary_emb_base."
+        )
+    rope = {"rope_type": "default", "rope_theta": float(tree["rotary_emb_base"])}
+    others = {key: value for key, value in tree.items() if key not in ("position_embedding_type", "rotary_emb_base")}
+    own = {"model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"], "rope_parameters": rope}
+    return others | own
+
+
+def read_modules(folder: pathlib.Path, model_type: object = None) -> list[Module]:
+    """Return the entries of modules.json, empty if there is no such file; `model_type` is that of config.json."""
     file = folder / "modules.json"
     if not file.exists():
         return []
-    modules = decode_modules(file)
+    own = _OWN_TRANSFORMERS.get(model_type)
+    modules = [
+        Module("sentence_transformers.models.Transformer", each.path) if each.type == own else each
+        for each in decode_modules(file)
+    ]
     for module in modules:
         if not module.name:
             raise ModelError(

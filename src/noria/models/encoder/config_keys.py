@@ -72,6 +72,9 @@ READ_KEYS: Mapping[str, frozenset[str]] = {
         "use_bidirectional_attention"
     ),
     "gte": _BERT | _ROTARY,
+    "jina_embeddings_v3": _BERT
+    | _ROTARY
+    | _keys("lora_adaptations lora_alpha lora_rank moe_every_n_layers moe_top_k num_experts task_instructions"),
     "megatron-bert": _BERT,
     "mistral": _LLAMA | {"sliding_window"},
     "modernbert": (_BERT - {"hidden_act", "layer_norm_eps", "type_vocab_size"})
@@ -92,6 +95,7 @@ READ_KEYS: Mapping[str, frozenset[str]] = {
     "siglip_text_model": _TOWER | {"projection_size"},
     "siglip_vision_model": _IMAGE_TOWER | {"vision_use_head"},
     "siglip2_text_model": _TOWER | {"projection_size"},
+    "siglip2_vision_model": (_IMAGE_TOWER - {"image_size"}) | {"num_patches", "vision_use_head"},
     "squeezebert": _BERT
     | _keys("embedding_size intermediate_groups k_groups output_groups post_attention_groups q_groups v_groups"),
     "xlm-roberta": _BERT,
@@ -123,6 +127,7 @@ HARMLESS_KEYS = _keys(
     # training
     "attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout classifier_dropout_prob cls_dropout "
     "directionality dropout embd_pdrop embedding_dropout gradient_checkpointing hidden_dropout hidden_dropout_prob "
+    "load_trained_adapters lora_dropout_p lora_main_params_trainable moe_impl moe_resid_pdrop router_aux_loss_coef "
     "initializer_cutoff_factor initializer_factor initializer_range label_smoothing mask_token_id mlp_dropout "
     "pad_vocab_size_multiple pooler_dropout qa_dropout resid_pdrop seq_classif_dropout sparse_pred_ignore_index "
     "sparse_prediction summary_first_dropout summary_last_dropout "

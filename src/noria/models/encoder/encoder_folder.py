@@ -44,6 +44,8 @@ from noria.models.encoder.retrieval_folder import (
     describe_splade,
 )
 from noria.models.encoder.static_folder import MODEL_TYPE, describe_idf, describe_static, static_config
+from noria.models.encoder.task_folder import read_adapters
+from noria.models.encoder.token_rows import ADAPTERS
 from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length
 from noria.models.encoder.tower_config import TOWERS
 from noria.models.encoder.tower_folder import inspect_tower
@@ -51,13 +53,14 @@ from noria.models.family import Family
 from noria.models.foreign_folders import describe_adapter
 from noria.models.weights import (
     REDOWNLOAD_HINT,
+    Shapes,
     convert,
     num_tensor_parameters,
     read_object,
     read_weights,
     weight_files,
 )
-from noria.protocol.text import EncoderModelSpec, EncoderTask, Pooling
+from noria.protocol.text import EncoderModelSpec, EncoderTask, Pooling, TaskAdapter
 
 
 def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
@@ -68,7 +71,7 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     file = folder / "config.json"
     _check_supported(folder)
     tree = read_config(folder)
-    modules = read_modules(folder)
+    modules = read_modules(folder, tree.get("model_type"))
     overrides = read_if_there(folder / "noria.json", Overrides)
     if (special := _inspect_special(folder, family, tree, modules, overrides)) is not None:
         return special
@@ -90,7 +93,7 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
         architecture, task = _architecture(file, config, modules, transformer, family)
     shapes = read_weights(folder, "", family.weight_stems[""])
     check_word_embeddings(weight_files(folder, "", family.weight_stems[""])[0], config, shapes)
-    sentence_transformers = read_if_there(folder / SENTENCE_TRANSFORMERS_FILE, SentenceTransformers)
+    adapters, sentence_transformers = _read_tasks(folder, tree, config, shapes, task)
     tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
     check_tokenizer(folder, config, transformer, tokenizer)
     spec = EncoderModelSpec(
@@ -104,7 +107,8 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
         dimensions=config.hidden_size or config.dim or 0,
         max_length=max_length(folder, config, transformer, tokenizer),
         vocab_size=config.vocab_size,
-        inputs=("input_ids", "attention_mask") + (("token_type_ids",) if config.type_vocab_size > 1 else ()),
+        inputs=_inputs(config, adapters),
+        adapters=adapters,
         truncation_side=tokenizer.truncation_side,
         unread_keys=tuple(
             check_model_keys(file, tree, config.model_type)
@@ -128,6 +132,28 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
         activation = activation_of(file, task, config, sentence_transformers)
         return msgspec.structs.replace(spec, activation=activation)
     return describe_labels(file, spec, config, sentence_transformers, shapes)
+
+
+def _read_tasks(
+    folder: pathlib.Path, tree: Mapping[str, Any], config: Config, shapes: Shapes, task: EncoderTask
+) -> tuple[tuple[TaskAdapter, ...], SentenceTransformers]:
+    """Return the adapters, and sentence-transformers' settings with the instructions of their tasks as prompts."""
+    library = read_if_there(folder / SENTENCE_TRANSFORMERS_FILE, SentenceTransformers)
+    adapters, instructions = read_adapters(folder, tree, shapes)
+    if adapters and (task != "embedding" or config.type_vocab_size > 1):
+        raise ModelError(
+            f"{folder}: has adapters of tasks ({adapters[0].task}), which are for embeddings of texts without token "
+            f"types; this one is for {task.replace('_', ' ')}, with type_vocab_size {config.type_vocab_size}."
+        )
+    if instructions and not library.prompts:
+        library = msgspec.structs.replace(library, prompts={**instructions})
+    return adapters, library
+
+
+def _inputs(config: Config, adapters: tuple[TaskAdapter, ...]) -> tuple[str, ...]:
+    """Return the names of the model's tensors."""
+    others = {"token_type_ids": config.type_vocab_size > 1, ADAPTERS: bool(adapters)}
+    return ("input_ids", "attention_mask", *(name for name, is_there in others.items() if is_there))
 
 
 def _inspect_special(

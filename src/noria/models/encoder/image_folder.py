@@ -11,17 +11,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from noria.errors import ModelError, short_repr
 from noria.models.encoder.config_keys import check_model_keys
 from noria.models.encoder.tower_config import image_tower
 from noria.models.weights import REDOWNLOAD_HINT, convert, read_object
-from noria.protocol.text import ImageInput
+from noria.protocol.text import ImageInput, Patches
 
 _Positive = Annotated[int, Meta(ge=1)]
 _Side = Annotated[int, Meta(ge=1, le=4096)]
 _Factor = Annotated[float, Meta(gt=0, lt=1e6)]
 _Mean = Annotated[float, Meta(gt=-1e6, lt=1e6)]
+
+_Triple = tuple[float, float, float]
 
 
 class _Sides(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -46,6 +49,8 @@ class _Processor(Struct, frozen=True):
     image_mean: tuple[_Mean, _Mean, _Mean] | None = None
     image_std: tuple[_Factor, _Factor, _Factor] | None = None
     do_pad: bool | None = None
+    patch_size: _Positive | None = None  # with the next, for images of any shape
+    max_num_patches: Annotated[int, Meta(ge=1, le=4096)] | None = None
 
 
 class _Defaults(NamedTuple):
@@ -61,14 +66,16 @@ _CLASSES: Mapping[str, _Defaults] = {
 """transformers' processors of images, by the start of their class's name."""
 _CLASS_ENDS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _SIDE_PX, _BICUBIC = 224, 3  # defaults of both
+_ANY_SHAPE, _BILINEAR = "Siglip2", 2
 _TEXTS_ALONE = "Without this file the model serves texts alone."
 
 
 class _Tower(Struct, frozen=True):
     hidden_size: _Positive
     num_hidden_layers: _Positive
-    image_size: _Side
-    patch_size: _Positive
+    patch_size: Annotated[int, Meta(ge=1, le=256)]
+    image_size: _Side | None = None
+    num_patches: _Positive | None = None  # rows of the table of positions, for images of any shape
     num_channels: Literal[3] = 3
     vision_use_head: Literal[True] = True
     projection_dim: _Positive | None = None
@@ -101,8 +108,9 @@ def read_image_input(
             f"two models. {REDOWNLOAD_HINT}"
         )
     work, text_work = (each.num_hidden_layers * each.hidden_size**2 for each in (own, text))
-    num_tokens = max(1, math.ceil((own.image_size // own.patch_size) ** 2 * work / text_work))
-    image_input = _describe(*processor, tower.architecture, own.image_size, num_tokens)
+    described = _describe_any_shape if own.image_size is None else _describe
+    image_input, num_patches = described(*processor, tower.architecture, own)
+    image_input = replace(image_input, num_tokens=max(1, math.ceil(num_patches * work / text_work)))
     return image_input, check_model_keys(file, tree, tower.model_type)
 
 
@@ -117,9 +125,37 @@ def _read_processor(folder: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]
     return (file, read_object(file)) if file.exists() else None
 
 
-def _describe(file: pathlib.Path, tree: dict[str, Any], architecture: str, side_px: int, num_tokens: int) -> ImageInput:
-    """Return what the description `tree` in `file` says, of a tower that sees images of `side_px`."""
+def _describe_any_shape(
+    file: pathlib.Path, tree: dict[str, Any], architecture: str, tower: _Tower
+) -> tuple[ImageInput, int]:
+    """Return what the description `tree` in `file` says, of a tower that sees images of any shape, and their patches.
+
+    The number of tokens is not set.
+    """
     processor = convert(file, tree, _Processor)
+    name = processor.image_processor_type
+    if name not in [None, *(_ANY_SHAPE + end for end in _CLASS_ENDS)] or processor.do_resize is False:
+        key, value = ("do_resize", False) if processor.do_resize is False else ("image_processor_type", name)
+        raise ModelError(
+            f"{file}: {key} is {short_repr(value)}; images of any shape are supported that {_ANY_SHAPE}ImageProcessor "
+            f"resizes. {_TEXTS_ALONE}"
+        )
+    patches = Patches(processor.patch_size or 16, processor.max_num_patches or 256)
+    if patches.side_px != tower.patch_size or math.isqrt(tower.num_patches or 0) ** 2 != tower.num_patches:
+        raise ModelError(
+            f"{file}: patches have {patches.side_px} pixels a side, but the tower sees {tower.patch_size} (patch_size "
+            f"in config.json) and has {tower.num_patches} positions, which must be a square (num_patches). "
+            f"{_TEXTS_ALONE}"
+        )
+    resample = _BILINEAR if processor.resample is None else processor.resample
+    scale, shift = _scale_and_shift(processor, _CLASSES["Siglip"])
+    return ImageInput(architecture, 0, 0, resample, scale, shift, num_tokens=0, patches=patches), patches.max_number
+
+
+def _describe(file: pathlib.Path, tree: dict[str, Any], architecture: str, tower: _Tower) -> tuple[ImageInput, int]:
+    """Return likewise, of a tower that sees squares."""
+    assert tower.image_size is not None
+    processor, side_px = convert(file, tree, _Processor), tower.image_size
     name = processor.image_processor_type or processor.feature_extractor_type
     kind = "Siglip" if architecture.startswith("Siglip") else "CLIP"
     if name is not None:
@@ -141,19 +177,19 @@ def _describe(file: pathlib.Path, tree: dict[str, Any], architecture: str, side_
             f"{file}: images become {_shape(resized_px)}{f', of which {_shape(crop_px)} are seen' if crops else ''}, "
             f"but the tower sees {side_px} × {side_px} (image_size in config.json). {_TEXTS_ALONE}"
         )
+    resample = _BICUBIC if processor.resample is None else processor.resample
+    scale, shift = _scale_and_shift(processor, defaults)
+    image_input = ImageInput(architecture, side_px, resized_px, resample, scale, shift, num_tokens=0)
+    return image_input, (side_px // tower.patch_size) ** 2
+
+
+def _scale_and_shift(processor: _Processor, defaults: _Defaults) -> tuple[_Triple, _Triple]:
     factor = 1.0 if processor.do_rescale is False else (processor.rescale_factor or 1 / 255)
     mean, std = processor.image_mean or defaults.mean, processor.image_std or defaults.std
     if processor.do_normalize is False:
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    return ImageInput(
-        architecture,
-        side_px,
-        resized_px,
-        _BICUBIC if processor.resample is None else processor.resample,
-        scale=(factor / std[0], factor / std[1], factor / std[2]),
-        shift=(-mean[0] / std[0], -mean[1] / std[1], -mean[2] / std[2]),
-        num_tokens=num_tokens,
-    )
+    scale = factor / std[0], factor / std[1], factor / std[2]
+    return scale, (-mean[0] / std[0], -mean[1] / std[1], -mean[2] / std[2])
 
 
 def _resized_px(file: pathlib.Path, size: int | _Sides, *, is_square: bool) -> tuple[int, int] | int:

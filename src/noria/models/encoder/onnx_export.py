@@ -31,7 +31,8 @@ from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError, NoriaError, all_codes
 from noria.extras import check_installed, require
 from noria.models.encoder.static_folder import ARCHITECTURE, IDF_FILE
-from noria.models.encoder.token_rows import PIXELS, FloatArray, Row, TokenRow, sample_images, stack, unpad
+from noria.models.encoder.task_folder import ADAPTER_STEM
+from noria.models.encoder.token_rows import ADAPTERS, FloatArray, Row, TokenRow, has_images, sample_images, stack, unpad
 from noria.models.families import FAMILIES
 from noria.models.weights import weight_files
 from noria.observe.idle_cores import yielding_cores
@@ -40,7 +41,8 @@ from noria.protocol.text import EncoderModelSpec
 from noria.storage.private_files import make_own_folder
 
 if TYPE_CHECKING:
-    from noria.models.encoder.checkpoint import EncoderModule, ImageModule
+    from noria.models.encoder.checkpoint import EncoderModule
+    from noria.models.encoder.image_modules import ImageModule
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
             digest.update(msgspec.json.encode(head))
     if spec.fill_id is not None:
         digest.update(msgspec.json.encode((spec.fill_id, spec.max_length)))
-    if spec.inputs == PIXELS:
+    if has_images(spec.inputs):
         digest.update(msgspec.json.encode(spec.image_input))
     if spec.late_interaction is not None:
         digest.update(b"tokens normalized" if spec.normalize else b"tokens")
@@ -94,6 +96,9 @@ def model_cache(spec: EncoderModelSpec, cache: pathlib.Path) -> pathlib.Path:
     for layer in spec.dense:
         digest.update(msgspec.json.encode(layer))
         files += weight_files(spec.path, layer.path, layer.stem)
+    for adapter in spec.adapters:
+        digest.update(msgspec.json.encode(adapter))
+        files += weight_files(spec.path, adapter.path, ADAPTER_STEM) if adapter.path else []
     for file in files:
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
@@ -230,7 +235,7 @@ def _exporters(
 ) -> Iterator[tuple[str, Callable[[pathlib.Path], object]]]:
     """Yield what may write the file, by name: the folder's own file first, then the quicker of torch's exporters."""
     own = spec.path / "onnx" / "model.onnx"
-    if own.is_file() and spec.inputs != PIXELS:
+    if own.is_file() and not has_images(spec.inputs):
         yield "folder", lambda file: shutil.copyfile(own, file)
     yield "torchscript", lambda file: _export(spec, module, file, dynamo=False)
     if importlib.util.find_spec("onnxscript") is not None:
@@ -242,8 +247,10 @@ def _export(spec: EncoderModelSpec, module: "EncoderModule | ImageModule", file:
 
     # With padding and two rows: what is 1 or without padding in an example may become a constant of the graph.
     example = stack(_sample_rows(spec, module)[:2], spec.inputs)
-    sizes = {0: "batch"} if spec.inputs == PIXELS else {0: "batch", 1: "tokens"}
+    sizes = {0: "batch"} if has_images(spec.inputs) else {0: "batch", 1: "tokens"}
     axes = dict.fromkeys(spec.inputs, sizes)
+    if ADAPTERS in axes:
+        axes[ADAPTERS] = {0: "batch"}
     options: dict[str, Any] = (
         {"dynamic_shapes": axes, "opset_version": 20, "external_data": _is_large(spec), "verbose": False}
         if dynamo
@@ -269,7 +276,7 @@ def _is_large(spec: EncoderModelSpec) -> bool:
 
 def _sample_rows(spec: EncoderModelSpec, module: "EncoderModule | ImageModule") -> list[Row]:
     """Random tokens of several lengths; if the model tells pairs apart, the second half is of the second text."""
-    if spec.inputs == PIXELS:
+    if has_images(spec.inputs):
         return [*sample_images(spec, len(_CHECKED_LENGTHS))]
     rng, of_texts = np.random.default_rng(0), cast("EncoderModule", module)
     pad_token_id, end_token_id = of_texts.pad_token_id, of_texts.end_token_id
@@ -280,7 +287,7 @@ def _sample_rows(spec: EncoderModelSpec, module: "EncoderModule | ImageModule") 
         if end_token_id is not None:
             ids[-1] = end_token_id
         types = np.arange(length) * 2 // length if "token_type_ids" in spec.inputs else None
-        rows.append(TokenRow(ids, types))
+        rows.append(TokenRow(ids, types, adapter=len(rows) % (len(spec.adapters) + 1)))
     return rows
 
 

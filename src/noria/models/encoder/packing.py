@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from noria.models.encoder.architectures import OFFSET_POSITIONS, PACKED
-from noria.models.encoder.checkpoint import EncoderModule
+from noria.models.encoder.checkpoint import EncoderModule, TaskModule
 from noria.models.encoder.pooling import PackedTexts, pool
 from noria.protocol.text import Pooling
 
@@ -27,6 +27,8 @@ def packing_obstacle(module: torch.nn.Module) -> str | None:
     if not isinstance(module, EncoderModule):
         return "images are not packed"
     kind = getattr(module.model.config, "model_type", "static")
+    if isinstance(module, TaskModule):
+        return "texts with adapters are not packed"
     if kind not in PACKED:
         return f"models of the type {kind} are not packed"
     return "a head with the classifier_pooling late is not packed" if _pooling_of_head(module.model) == "late" else None

@@ -1,5 +1,6 @@
 """Batches of tokenized texts as padded tensors, and of images."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noria.models.encoder.tokens import TokenizedText
-from noria.protocol.text import EncoderModelSpec
+from noria.protocol.text import EncoderModelSpec, ImageInput, Patches
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -18,8 +19,14 @@ _BATCH = 8  # rows; larger ones are no faster (docs/scheduling.md)
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """The tensors of a batch, as transformers names them."""
 
-PIXELS = ("pixels",)
+ADAPTERS = "adapter_ids"
+"""The tensor of the rows' adapters."""
+
+PIXELS = "pixels"
 """The tensor of a batch of images."""
+
+SHAPES = "shapes"
+"""The tensor of the rows and columns of patches, where images have any shape."""
 
 
 class TokenRow(NamedTuple):
@@ -28,6 +35,7 @@ class TokenRow(NamedTuple):
     ids: NDArray[Any]  # integers
     type_ids: NDArray[Any] | None = None  # 1 in the second text of a pair; None: all 0
     num_seen: int = 0  # the first tokens, to which all attend; 0: all
+    adapter: int = 0  # the place, from 1, in `EncoderModelSpec.adapters`; 0: none
 
     @property
     def has_unseen(self) -> bool:
@@ -44,7 +52,20 @@ class TokenRow(NamedTuple):
 class ImageRow(NamedTuple):
     """An image as `protocol.text.ImageInput` describes it."""
 
-    pixels: NDArray[np.uint8]  # [side, side, 3], RGB
+    pixels: NDArray[np.uint8]  # [side, side, 3], RGB; of images of any shape [patches, side, side, 3]
+    shape: tuple[int, int] = (1, 1)  # rows and columns of patches, of which there may be fewer than in `pixels`
+
+    @classmethod
+    def of(cls, data: NDArray[np.uint8], image_input: ImageInput) -> "ImageRow":
+        """The image of `ImageInput.num_bytes`. Raises ValueError: it has other patches than it may have."""
+        if image_input.patches is None:
+            return cls(data.reshape(image_input.side_px, image_input.side_px, 3))
+        number, side = image_input.patches.max_number, image_input.patches.side_px
+        rows, columns = data[-4:].view("<u2").tolist()
+        if not 1 <= rows * columns <= number:
+            raise ValueError(f"an image has {rows} × {columns} patches; at most {number} are allowed")
+        pixels = data[: rows * columns * side**2 * 3].reshape(rows * side, columns * side, 3)
+        return cls(_cut(pixels, image_input.patches), (rows, columns))
 
 
 Row = TokenRow | ImageRow
@@ -73,27 +94,57 @@ class Session(Protocol):
 def image_part(spec: EncoderModelSpec) -> EncoderModelSpec:
     """Return the spec of the image tower alone, whose rows are images, of a model of texts and images."""
     assert spec.image_input is not None
-    return msgspec.structs.replace(spec, architecture=spec.image_input.architecture, inputs=PIXELS, fill_id=None)
+    inputs = (PIXELS,) if spec.image_input.patches is None else (PIXELS, SHAPES)
+    return msgspec.structs.replace(spec, architecture=spec.image_input.architecture, inputs=inputs, fill_id=None)
+
+
+def has_images(names: Sequence[str]) -> bool:
+    """Whether the tensors `names` are those of a batch of images."""
+    return PIXELS in names
 
 
 def sample_images(spec: EncoderModelSpec, num: int) -> list[ImageRow]:
-    """Return images whose colours change as slowly as those of photographs, the same for each size."""
+    """Return images whose colours change as slowly as those of photographs, the same for each size.
+
+    Those of any shape are square, then ever wider.
+    """
     assert spec.image_input is not None
-    rng, side = np.random.default_rng(0), spec.image_input.side_px
-    tiles = rng.integers(0, 256, (num, 8, 8, 3), np.uint8)
-    places = np.arange(side) * 8 // side
-    return [ImageRow(tile[places][:, places]) for tile in tiles]
+    tiles, patches = np.random.default_rng(0).integers(0, 256, (num, 8, 8, 3), np.uint8), spec.image_input.patches
+    if patches is None:
+        return [ImageRow(_enlarged(tile, spec.image_input.side_px, spec.image_input.side_px)) for tile in tiles]
+    rows = []
+    for index, tile in enumerate(tiles):
+        height = max(1, math.isqrt(patches.max_number) >> (index % 3))
+        shape = height, patches.max_number // height
+        pixels = _enlarged(tile, *(each * patches.side_px for each in shape))
+        rows.append(ImageRow(_cut(pixels, patches), shape))
+    return rows
+
+
+def _enlarged(tile: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    return tile[np.arange(height) * 8 // height][:, np.arange(width) * 8 // width]
+
+
+def _cut(pixels: NDArray[np.uint8], patches: Patches) -> NDArray[np.uint8]:
+    """Return the patches of an image [height, width, 3], row by row, and black ones behind them: [number, …]."""
+    side = patches.side_px
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    result = np.zeros((patches.max_number, side, side, 3), np.uint8)
+    result[: rows * columns] = pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
+    return result
 
 
 def stack(rows: Sequence[Row], names: Sequence[str] = INPUTS) -> dict[str, NDArray[Any]]:
-    """Return the tensors `names` of rows of one kind: as `pad` does, or PIXELS [rows, side, side, 3]."""
-    if tuple(names) == PIXELS:
-        return {PIXELS[0]: np.stack([row.pixels for row in rows if isinstance(row, ImageRow)])}
+    """Return the tensors `names` of rows of one kind: as `pad` does, or PIXELS [rows, …] and SHAPES [rows, 2]."""
+    if has_images(names):
+        images = [row for row in rows if isinstance(row, ImageRow)]
+        tensors = {PIXELS: np.stack([row.pixels for row in images]), SHAPES: np.array([row.shape for row in images])}
+        return {name: tensors[name] for name in names}
     return {**pad([row for row in rows if isinstance(row, TokenRow)], names)}
 
 
 def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, IntArray]:
-    """Return the tensors `names` [rows, tokens of the longest]: zeros where a row has no token.
+    """Return the tensors `names` [rows, tokens of the longest]: zeros where a row has no token; ADAPTERS is [rows].
 
     As all padding is on the right and masked, its ids do not matter.
     """
@@ -105,6 +156,7 @@ def pad(rows: Sequence[TokenRow], names: Sequence[str] = INPUTS) -> dict[str, In
         mask[index, : row.num_seen or length] = 1
         if row.type_ids is not None:
             types[index, :length] = row.type_ids
+    tensors[ADAPTERS] = np.array([row.adapter for row in rows], np.int64)
     return {name: tensors[name] for name in names}
 
 

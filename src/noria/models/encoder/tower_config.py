@@ -58,13 +58,17 @@ class ImageTower(NamedTuple):
     defaults: Mapping[str, Any]  # transformers', of keys that folders leave out
 
 
-_VISION = {"hidden_size": 768, "num_hidden_layers": 12, "image_size": 224}
+_VISION = {"hidden_size": 768, "num_hidden_layers": 12}
+_SQUARE = {**_VISION, "image_size": 224}
 
 IMAGE_TOWERS: Mapping[str, ImageTower] = {
-    "clip": ImageTower("CLIPVisionModelWithProjection", "clip_vision_model", 0, {**_VISION, "patch_size": 32}),
-    "siglip": ImageTower("SiglipVisionModel", "siglip_vision_model", 1, {**_VISION, "patch_size": 16}),
+    "clip": ImageTower("CLIPVisionModelWithProjection", "clip_vision_model", 0, {**_SQUARE, "patch_size": 32}),
+    "siglip": ImageTower("SiglipVisionModel", "siglip_vision_model", 1, {**_SQUARE, "patch_size": 16}),
+    "siglip2": ImageTower(
+        "Siglip2VisionModel", "siglip2_vision_model", 1, {**_VISION, "num_patches": 256, "patch_size": 16}
+    ),
 }
-"""The image towers that are served, by the `model_type` of the model. `siglip2` is not: its images have any shape."""
+"""The image towers that are served, by the `model_type` of the model. Images of `siglip2` have any shape."""
 
 CLIP_FOLDER = "0_CLIPModel"
 """The subfolder in which sentence-transformers before 5.4 wrote a CLIP model, with all of its files."""

@@ -221,6 +221,7 @@ def test_a_text_that_is_too_long_is_cut_or_rejected(texts):
         ({"input": "a", "prompt_name": "query"}, "prompt_name", "the model has no prompts"),
         ({"input": "a", "input_type": "clustering"}, "input_type", "'clustering'; allowed"),
         ({"input": "a", "input_type": "passage", "task": "retrieval.query"}, "task", "which differ; send one of them"),
+        ({"input": "a", "task": "separation"}, "task", "allowed for fake-encoder are query and document alone"),
         ({"input": "a", "priority": "urgent"}, "priority", "urgent"),
         ({"input": "a", "deadline_ms": 0}, "deadline_ms", "allowed are 1 to"),
         ({"input": "a", "model": "tiny"}, "model", "is an image model; this route needs an embedding model"),
@@ -250,6 +251,7 @@ QWEN3 = (("query", "Instruct: "),)
         (NOMIC, {"input_type": "query", "task": "retrieval.query"}, "sq: a"),
         (NOMIC, {"input_type": "passage"}, "sd: a"),  # NVIDIA's
         (NOMIC, {"input_type": "passage", "prompt_name": "classification"}, "c: a"),
+        (NOMIC, {"task": "classification"}, "c: a"),
         (NOMIC, {}, "sq: a"),  # the model's default prompt
         (QWEN3, {"input_type": "document"}, "a"),
         ((), {"input_type": "query"}, "a"),

@@ -23,10 +23,12 @@ from noria.frontend.services.texts.text_request import (
     SIDE_FIELDS,
     InputObject,
     InputType,
+    InputTypeOrTask,
     TextRequestSettings,
     role_of,
     split_input,
     split_objects,
+    task_of,
 )
 from noria.protocol.request import Priority
 
@@ -44,7 +46,7 @@ class EmbeddingsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     truncate: bool | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
-    task: InputType | None = None
+    task: InputTypeOrTask | None = None
     priority: Priority | None = None
     deadline_ms: int | None = None
 
@@ -183,6 +185,7 @@ def as_settings(body: EmbeddingsRequestBody) -> TextRequestSettings:
         truncate=body.truncate,
         prompt_name=body.prompt_name,
         role=role_of(body.input_type, body.task),
+        task=task_of(body.task),
         priority=body.priority,
         deadline_ms=body.deadline_ms,
     )

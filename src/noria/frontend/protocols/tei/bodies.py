@@ -11,7 +11,16 @@ from msgspec import Meta, Struct
 
 from noria.errors import EmptyInput, InvalidField
 from noria.frontend.services.texts.scores import Aggregation
-from noria.frontend.services.texts.text_request import InputType, TextRequestSettings, TextRole, role_of, split_input
+from noria.frontend.services.texts.text_request import (
+    InputType,
+    InputTypeOrTask,
+    Task,
+    TextRequestSettings,
+    TextRole,
+    role_of,
+    split_input,
+    task_of,
+)
 from noria.models.encoder.tokens import TextInput
 from noria.protocol.request import Priority
 from noria.protocol.text import TruncationSide
@@ -35,7 +44,7 @@ class EncodeRequestBody(TextOptions, frozen=True, kw_only=True):
     inputs: str | list[str | int | list[int]]  # a text, texts, the token ids of a text, or those of texts
     prompt_name: str | None = None
     input_type: InputType | None = None
-    task: InputType | None = None
+    task: InputTypeOrTask | None = None
 
 
 class EmbedRequestBody(EncodeRequestBody, frozen=True, kw_only=True):
@@ -170,6 +179,7 @@ def as_settings(
     normalize: bool | None = None,
     prompt_name: str | None = None,
     role: TextRole | None = None,
+    task: Task | None = None,
     instruction: str | None = None,
 ) -> TextRequestSettings:
     """Return what the body asks for."""
@@ -183,6 +193,7 @@ def as_settings(
         truncation_side=truncation_side(body.truncation_direction),
         prompt_name=prompt_name,
         role=role,
+        task=task,
         instruction=instruction,
         priority=body.priority,
         deadline_ms=body.deadline_ms,
@@ -202,6 +213,7 @@ def encode_settings(
         normalize=normalize,
         prompt_name=body.prompt_name,
         role=role_of(body.input_type, body.task),
+        task=task_of(body.task),
     )
 
 

@@ -33,6 +33,7 @@ from noria.frontend.services.texts.encoding_result import EncodingResult, Encodi
 from noria.frontend.services.texts.image_inputs import ImageInputs, are_read_alike, with_images
 from noria.frontend.services.texts.text_request import (
     TextRequestSettings,
+    adapter_of,
     check_size,
     fit_to_role,
     length_limit,
@@ -320,6 +321,7 @@ class EncodingService:
             names = ", ".join(name for name, _ in spec.prompts) or "none: the model has no prompts"
             message = f"prompt_name is {short_repr(settings.prompt_name)}; allowed are {names}."
             problems.add(InvalidField(message, field="prompt_name"))
+        problems.attempt(lambda: adapter_of(settings, spec), 0)
         fields = () if spec.template is None else spec.template.fields
         if settings.instruction is not None and "instruction" not in fields:
             message = f"instruction is for rerankers whose template has one; {spec.name} has none."

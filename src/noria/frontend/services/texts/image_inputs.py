@@ -90,7 +90,7 @@ def are_read_alike(spec: EncoderModelSpec, other: EncoderModelSpec) -> bool:
     """Whether the pixels of an image are the same for two models."""
 
     def reading(image_input: ImageInput | None) -> object:
-        return image_input and (image_input.side_px, image_input.resized_px, image_input.resample)
+        return image_input and (image_input.side_px, image_input.resized_px, image_input.resample, image_input.patches)
 
     return reading(spec.image_input) == reading(other.image_input)
 

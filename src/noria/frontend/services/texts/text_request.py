@@ -5,7 +5,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -23,13 +23,18 @@ InputType = Literal[
 ]
 """The names that Cohere, Jina, NVIDIA and Voyage have for the two sides of a search."""
 
+Task = Literal["separation", "classification", "text-matching"]
+"""Jina's tasks that are no side of a search."""
+
+InputTypeOrTask = Literal[InputType, Task]
+
 MAX_TOKEN_NUMBERS = 2**25  # numbers of the vectors of a request's tokens: 128 MiB, and up to 700 MB of JSON
 MAX_FILLED_CHARS = 2**24  # characters of a request's filled templates, which repeat query and instruction
 
 SIDE_FIELDS = {
     "input_type": "the side of a search that the texts are on, which chooses the model's prompt of that side, if it "
     "has one; default: the model's default prompt",
-    "task": "another name of `input_type`, which is Jina's",
+    "task": "another name of `input_type`, which is Jina's, or a task of models with adapters (jina-embeddings-v3)",
 }
 """The fields of bodies that have an `InputType`, and what they mean."""
 
@@ -54,6 +59,7 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
     truncation_side: TruncationSide | None = None  # None: as the model's own configuration says
     prompt_name: str | None = None  # None: that of `role`
     role: TextRole | None = None  # None: the model's default prompt
+    task: Task | None = None  # for models with adapters; None: that of `role`, or none
     is_ranking: bool = False  # whether the first text is a query, and all others are its documents
     is_dense: bool = False  # whether the response has zeros: after shorter texts, and of sparse embeddings
     instruction: str | None = None  # for decoders that rerank; None: that of the prompt, or the template's own
@@ -79,17 +85,24 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
         return f"text {index - 1}" if index else "the query"
 
 
-def role_of(input_type: InputType | None, task: InputType | None) -> TextRole | None:
+def role_of(input_type: InputType | None, task: InputTypeOrTask | None) -> TextRole | None:
     """Return the side that a body's `SIDE_FIELDS` name. Raises InvalidField: they differ."""
-    roles = {_role(name) for name in (input_type, task) if name is not None}
-    if len(roles) > 1:
+    sides = {_side(name) for name in (input_type, task) if name is not None}
+    if len(sides) > 1:
         raise InvalidField(
             f"input_type is {input_type!r} and task is {task!r}, which differ; send one of them.", field="task"
         )
-    return next(iter(roles), None)
+    return next((side for side in get_args(TextRole) if side in sides), None)
 
 
-def _role(name: InputType) -> TextRole:
+def task_of(task: InputTypeOrTask | None) -> Task | None:
+    """Return the task that is no side of a search."""
+    return next((each for each in get_args(Task) if each == task), None)
+
+
+def _side(name: InputTypeOrTask) -> str:
+    if name in get_args(Task):
+        return name
     return "query" if name.endswith("query") else "document"
 
 
@@ -180,9 +193,35 @@ def _prompt(settings: TextRequestSettings, spec: EncoderModelSpec, role: TextRol
     if not spec.prompts:
         return ""
     prompts, name = dict(spec.prompts), settings.prompt_name or spec.default_prompt or ""
-    if role is not None and settings.prompt_name is None:  # a model without a prompt for it needs none
-        name = next((each for each in _PROMPTS_OF_ROLE[role] if each in prompts), "")
+    if settings.prompt_name is None and (role is not None or settings.task is not None):
+        # A model without a prompt for it needs none.
+        name = next((each for each in _names(settings, role) if each in prompts), "")
     return prompts.get(name, "")
+
+
+def _names(settings: TextRequestSettings, role: TextRole | None) -> Sequence[str]:
+    """Return the names of prompts and adapters for what the texts are."""
+    if settings.task is not None:
+        return [settings.task]
+    return () if role is None else _PROMPTS_OF_ROLE[role]
+
+
+def adapter_of(settings: TextRequestSettings, spec: EncoderModelSpec) -> int:
+    """Return the place, from 1, of the adapter that the texts have; 0: none.
+
+    Raises:
+        InvalidField: the model has none for what they are, and no prompt of this task.
+
+    """
+    names, tasks = _names(settings, settings.role), [adapter.task for adapter in spec.adapters]
+    found = next((tasks.index(name) + 1 for name in names if name in tasks), 0)
+    is_prompt = not tasks and (settings.task is None or settings.task in dict(spec.prompts))
+    if names and not found and not is_prompt:
+        allowed = ", ".join(tasks) or "query and document alone: it has neither an adapter nor a prompt of this task"
+        raise InvalidField(
+            f"task is {(settings.task or settings.role)!r}; allowed for {spec.name} are {allowed}.", field="task"
+        )
+    return found
 
 
 def _check_filled(inputs: Sequence[TextInput], num_instruction_chars: int) -> None:
@@ -286,6 +325,7 @@ def make_payload(texts: Sequence[TokenizedText], spec: EncoderModelSpec, setting
         image_places=tuple(settings.images),
         dimensions=settings.dimensions,
         normalize=spec.normalize if settings.normalize is None else settings.normalize,
+        adapter=adapter_of(settings, spec),
     )
 
 
