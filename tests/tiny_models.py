@@ -12,6 +12,7 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ip_adapter_files import ENCODER, save_ip_adapter
 from noria.models.location import BUNDLED
 
 _TEXT: dict[str, Any] = {
@@ -164,6 +165,36 @@ _QWEN3: dict[str, Any] = {
     "head_dim": 12,
     "max_position_embeddings": 512,
 }
+
+
+def save_ip_adapters(
+    folder: pathlib.Path, model: pathlib.Path, kinds: Iterable[str] = ("plain", "plus", "full")
+) -> pathlib.Path:
+    """Write IP-Adapters for the UNet of a model, called as their kinds, and their image encoder."""
+    import diffusers
+    import torch
+    import transformers
+
+    torch.manual_seed(7)
+    config = transformers.CLIPVisionConfig(
+        **{name: value for name, value in ENCODER.items() if name != "architectures"},
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        patch_size=8,
+    )
+    encoder = transformers.CLIPVisionModelWithProjection(config)
+    randomise(encoder)
+    encoder.save_pretrained(folder / "image_encoder")
+    unet = diffusers.UNet2DConditionModel.from_pretrained(model / "unet")
+    layers = [
+        tuple(unet.get_submodule(name.removesuffix(".processor")).to_k.weight.shape)
+        for name in unet.attn_processors
+        if "attn2" in name
+    ]
+    for seed, kind in enumerate(kinds):
+        save_ip_adapter(folder / f"{kind}.safetensors", layers, kind=kind, seed=seed)
+    return folder
 
 
 def save_z_image(folder: pathlib.Path, **changes: Any) -> pathlib.Path:

@@ -11,9 +11,8 @@ import pytest
 import torch
 import transformers
 
-import tiny_models
 from generating import difference, evicted_image, final_latents, generate, moved_image, relative
-from ip_adapter_files import ENCODER, save_ip_adapter
+from ip_adapter_files import ENCODER
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -27,39 +26,16 @@ from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import IpAdapter, Lora
 from noria.testing.requests import make_image_request
 from pipelines import run_pipeline, set_scheduler
+from tiny_models import save_ip_adapters
 from uploads import file_of, photo
 
 # As in `test_controlnets.py`.
 PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
-KINDS = ("plain", "plus", "full")
+KINDS = ("plain", "plus", "full")  # all that are saved
 PIPELINES = {
     "stable-diffusion": diffusers.StableDiffusionPipeline,
     "stable-diffusion-xl": diffusers.StableDiffusionXLPipeline,
 }
-
-
-def save_adapters(folder, model, kinds=KINDS):
-    """Write adapters for the UNet of a model, called as their kinds, and their image encoder."""
-    torch.manual_seed(7)
-    config = transformers.CLIPVisionConfig(
-        **{name: value for name, value in ENCODER.items() if name != "architectures"},
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        patch_size=8,
-    )
-    encoder = transformers.CLIPVisionModelWithProjection(config)
-    tiny_models.randomise(encoder)
-    encoder.save_pretrained(folder / "image_encoder")
-    unet = diffusers.UNet2DConditionModel.from_pretrained(model / "unet")
-    layers = [
-        tuple(unet.get_submodule(name.removesuffix(".processor")).to_k.weight.shape)
-        for name in unet.attn_processors
-        if "attn2" in name
-    ]
-    for seed, kind in enumerate(kinds):
-        save_ip_adapter(folder / f"{kind}.safetensors", layers, kind=kind, seed=seed)
-    return folder
 
 
 def load(folder, adapters, **settings):
@@ -73,7 +49,7 @@ def load(folder, adapters, **settings):
 @pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder"])
 def served(request, tmp_path_factory):
     folder = request.getfixturevalue(request.param)
-    return *load(folder, save_adapters(tmp_path_factory.mktemp("served") / "models", folder)), folder
+    return *load(folder, save_ip_adapters(tmp_path_factory.mktemp("served") / "models", folder)), folder
 
 
 def image_of(request):
@@ -187,7 +163,7 @@ def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served,
 
 @pytest.mark.slow
 def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder, tmp_path):
-    _, executor = load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder), buckets=(32,))
+    _, executor = load(tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder), buckets=(32,))
     requests = mixed(executor)[:8]
     together = generate_all(executor, requests, [(7 * k) % 4 for k in range(8)])
     for request in requests:
@@ -214,7 +190,9 @@ def test_an_image_is_encoded_once_for_its_request_and_with_others_at_once(served
 
 def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
     (tmp_path / "loras").mkdir()
-    _, executor = load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder), loras=(str(tmp_path / "loras"),))
+    _, executor = load(
+        tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder), loras=(str(tmp_path / "loras"),)
+    )
     file = tmp_path / "loras" / "ink.safetensors"
     save_diffusers_lora(file, executor.model.lora_parts, rank=2, seed=2)
     adapted = {"loras": (Lora("ink", 0.7, digest_of(file)),)}
@@ -233,7 +211,7 @@ def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("attention", ["plain", "sliced"])
 def test_they_are_the_same_with_each_attention(tiny_folder, tmp_path, attention):
-    adapters = save_adapters(tmp_path / "models", tiny_folder, ("plain",))
+    adapters = save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",))
     images = [
         generate_all(executor, [make_request(executor, 1, "plain")])["r1", 0]
         for executor in (load(tiny_folder, adapters, attention=each)[1] for each in ("sdpa", attention))
@@ -257,7 +235,7 @@ def test_adapters_that_are_not_loaded_are_rejected(served):
 
 
 def test_a_family_without_a_unet_has_none(tiny_z_image_folder, tiny_folder, tmp_path):
-    _, executor = load(tiny_z_image_folder, save_adapters(tmp_path / "models", tiny_folder, ("plain",)))
+    _, executor = load(tiny_z_image_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)))
     request = make_image_request("r", scheduler="flow-euler", ip_adapter=IpAdapter("plain", image_px=32))
     with pytest.raises(InvalidField, match="it has none; the operator sets"):
         executor.prepare(request, memoryview(bytes(3072)))
@@ -265,7 +243,7 @@ def test_a_family_without_a_unet_has_none(tiny_z_image_folder, tiny_folder, tmp_
 
 def test_compiled_models_have_none(tiny_folder, tmp_path):
     with pytest.raises(ConfigError, match=r"engine\.ip_adapters does not work with engine\.compile"):
-        load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder, ("plain",)), compile=True)
+        load(tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)), compile=True)
 
 
 def test_the_weights_of_adapters_count_and_their_encoder_once(served):

@@ -68,7 +68,7 @@ def unit(**changes):
     return {"module": "ip-adapter-auto", "model": f"{NAME} [0123abcd]", "image": b64(PHOTO), "weight": 0.6} | changes
 
 
-@pytest.mark.parametrize("way", ["json", "form", "job", "a1111"])
+@pytest.mark.parametrize("way", ["json", "form", "job", "a1111", "hires"])
 def test_an_engine_gets_the_adapter_and_the_middle_of_its_image(prompted, engine, adapter, way):
     body = {"prompt": "p", "ip_adapter": ASKED}
     if way == "form":
@@ -78,9 +78,9 @@ def test_an_engine_gets_the_adapter_and_the_middle_of_its_image(prompted, engine
         answer = prompted.post("/v1/jobs", json={"input": body})
         stored = prompted.get(f"/v1/jobs/{answer.json()['id']}").json()["input"]
         assert stored["ip_adapter"] == ASKED | {"image": f"sha256:{adapter.image_digest}"}
-    elif way == "a1111":
-        scripts = {"controlnet": {"args": [unit()]}}
-        answer = prompted.post("/sdapi/v1/txt2img", json={"prompt": "p", "alwayson_scripts": scripts})
+    elif way in ("a1111", "hires"):
+        a1111 = {"prompt": "p", "alwayson_scripts": {"controlnet": {"args": [unit()]}}, "enable_hr": way == "hires"}
+        answer = prompted.post("/sdapi/v1/txt2img", json=a1111)
     else:
         answer = prompted.post("/t2i", json=body)
     assert answer.is_success, answer.text
@@ -88,6 +88,7 @@ def test_an_engine_gets_the_adapter_and_the_middle_of_its_image(prompted, engine
     assert engine.submitted[0].payload.ip_adapter == adapter
     assert engine.submitted[0].payload.width == FAKE_MODEL.default_width_px
     assert engine.data == [PIXELS]
+    assert (engine.submitted[0].payload.second_pass is not None) == (way == "hires")
 
 
 def test_it_follows_the_other_images_and_is_in_the_file(prompted, engine, adapter, tmp_path):
