@@ -1,18 +1,19 @@
-"""The IP-Adapters of a loaded model: what images add to the cross attentions of its UNet, on the rows that have one.
+"""The IP-Adapters of a loaded model: what images add to its denoiser, on the rows that have one.
 
-An image becomes a few tokens, and these the keys and values of each cross attention, once for a request: what a row's
-queries read of them is added to what they read of the prompt (Ye et al., 2023, eq. 5). Values are scaled, so that the
-attention is. Hooks do this within a call with such rows; others see nothing of it, in every bit.
+An image becomes a few tokens, and these the keys and values of each attention, once for a request: what a row's queries
+read of them is added, in a UNet to what they read of the prompt (Ye et al., 2023, eq. 5), in FLUX.1 to the outputs of
+the block. Values are scaled, so that the attention is. Hooks do this within a call with such rows; others see nothing
+of it, in every bit.
 
 Shapes: B images, S side of the encoder's images, T tokens of an image, D their width, R rows of a call, A rows of them
-with images of one number of tokens, I width of a cross attention, N its queries.
+with images of one number of tokens, I width of an attention, N its queries.
 """
 
 import contextlib
 import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -21,28 +22,39 @@ from noria.errors import ConfigError, ModelError
 from noria.models.diffusion.block_compilation import without_compiled_blocks
 from noria.models.diffusion.part_loading import DTYPES, load_weights
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
-from noria.models.ip_adapter_files import ENCODER_STEM, LAYERS, PROJECTION, IpAdapterFile, IpAdapterFiles
+from noria.models.ip_adapter_files import ENCODER_STEM, IpAdapterFile, IpAdapterFiles
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # CLIP's, as diffusers prepares images for these encoders, whose folders mostly do not say them.
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 KeysValues = tuple[tuple[torch.Tensor, torch.Tensor], ...]
-"""The keys and the scaled values of each cross attention, [T, I] each."""
+"""The keys and the scaled values of each attention, [T, I] each."""
 
 
 class ImageTokens(NamedTuple):
     """The keys and values of an image for the rows of its request, and for those that guide away from it."""
 
     positive: KeysValues
-    negative: KeysValues
+    negative: KeysValues  # none of a model that is not guided by two rows
+
+
+class _Linear(NamedTuple):
+    weight_ID: torch.Tensor
+    bias_I: torch.Tensor | None
+
+    def __call__(self, tokens_TD: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(tokens_TD, *self)
 
 
 class IpAdapter:
     """A loaded IP-Adapter."""
 
-    def __init__(self, file: IpAdapterFile, encoder: Any, projection: Any, layers: KeysValues) -> None:
-        """`layers` are the matrices of keys and values, [I, D] each."""
+    def __init__(
+        self, file: IpAdapterFile, encoder: Any, projection: Any, layers: Sequence[tuple[_Linear, _Linear]]
+    ) -> None:
+        """`layers` make the keys and the values of each attention."""
+        self._is_guided = not file.layout.is_flux
         self.digest, self._image_px, self._takes_hidden = file.digest, file.image_px, file.takes_hidden
         self._encoder, self._projection, self._layers = encoder, projection, layers
 
@@ -77,25 +89,42 @@ class IpAdapter:
 
     @functools.cached_property
     def _negative_keys_values(self) -> KeysValues:
-        return self._keys_values(self._negative, 1.0)
+        return self._keys_values(self._negative, 1.0) if self._is_guided else ()
 
     def _keys_values(self, tokens_TD: torch.Tensor, scale: float) -> KeysValues:
-        return tuple((tokens_TD @ keys_ID.T, tokens_TD @ values_ID.T * scale) for keys_ID, values_ID in self._layers)
+        return tuple((to_keys(tokens_TD), to_values(tokens_TD) * scale) for to_keys, to_values in self._layers)
+
+
+class _Place(NamedTuple):
+    """The attention of a denoiser to which an image adds something."""
+
+    heads: int
+    queries: torch.nn.Module  # its outputs are the queries, [R, N, I] or with I divided among heads
+    mixer: torch.nn.Module  # what is read is added to its input or, of a block of FLUX.1, to its second output
+    is_block: bool
+
+
+def _places(denoiser: Any) -> list[_Place]:
+    """Return them in the order of an adapter's layers: cross attentions of a UNet, or blocks of FLUX.1."""
+    if hasattr(denoiser, "transformer_blocks"):
+        return [_Place(block.attn.heads, block.attn.norm_q, block, True) for block in denoiser.transformer_blocks]
+    names = [name.removesuffix(".processor") for name in denoiser.attn_processors]
+    attentions = [denoiser.get_submodule(name) for name in names if name.endswith("attn2")]
+    return [_Place(attention.heads, attention.to_q, attention.to_out[0], False) for attention in attentions]
 
 
 class IpAdapters:
     """The loaded IP-Adapters of one model, by name."""
 
-    def __init__(self, adapters: Mapping[str, IpAdapter], unet: Any, *, has_compiled_blocks: bool) -> None:
-        self.by_name, self._unet, self._has_compiled_blocks = adapters, unet, has_compiled_blocks
-        names = [name.removesuffix(".processor") for name in unet.attn_processors]
-        self._attentions = [unet.get_submodule(name) for name in names if name.endswith("attn2")] if adapters else []
+    def __init__(self, adapters: Mapping[str, IpAdapter], denoiser: Any, *, has_compiled_blocks: bool) -> None:
+        self.by_name, self._denoiser, self._has_compiled_blocks = adapters, denoiser, has_compiled_blocks
+        self._places = _places(denoiser) if adapters else []
         self._rows: Sequence[KeysValues | None] = ()  # those of the last call
-        self._stacks: list[list[_Stack]] = []  # stacks of these, by cross attention
+        self._stacks: list[list[_Stack]] = []  # stacks of these, by place
 
     @contextlib.contextmanager
     def applied(self, rows: Sequence[KeysValues | None]) -> Iterator[None]:
-        """Add `rows[r]` to row r of a call of the UNet inside of this context."""
+        """Add `rows[r]` to row r of a call of the denoiser inside of this context."""
         if all(row is None for row in rows):
             self._rows, self._stacks = (), []
             yield
@@ -104,9 +133,9 @@ class IpAdapters:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_graphs())
             if self._has_compiled_blocks:
-                stack.enter_context(without_compiled_blocks(self._unet))
-            for attention, stacks in zip(self._attentions, self._stacks, strict=True):
-                for handle in _Hooks(attention.heads, stacks).register(attention):
+                stack.enter_context(without_compiled_blocks(self._denoiser))
+            for place, stacks in zip(self._places, self._stacks, strict=True):
+                for handle in _Hooks(place, stacks).register():
                     stack.callback(handle.remove)
             yield
 
@@ -119,7 +148,7 @@ class IpAdapters:
         for r, row in enumerate(rows):
             if row is not None:
                 by_length.setdefault(len(row[0][0]), []).append(r)
-        stacks: list[list[_Stack]] = [[] for _ in self._attentions]
+        stacks: list[list[_Stack]] = [[] for _ in self._places]
         for positions in by_length.values():
             of_rows = [row for r in positions if (row := rows[r]) is not None]
             positions_A = torch.tensor(positions, device=of_rows[0][0][0].device)
@@ -130,7 +159,7 @@ class IpAdapters:
 
 
 class _Stack(NamedTuple):
-    """Keys and values of one cross attention for the rows at these positions."""
+    """Keys and values of one attention for the rows at these positions."""
 
     positions_A: torch.Tensor
     keys_ATI: torch.Tensor
@@ -138,28 +167,37 @@ class _Stack(NamedTuple):
 
 
 class _Hooks:
-    """Hooks of one cross attention in one call, for any implementation of it.
+    """Hooks of one attention in one call, for any implementation of it, that add what its queries read of images."""
 
-    Before its outputs are mixed, they add what the rows' queries read of images.
-    """
-
-    def __init__(self, heads: int, stacks: Sequence[_Stack]) -> None:
-        self._heads, self._stacks = heads, stacks
+    def __init__(self, place: _Place, stacks: Sequence[_Stack]) -> None:
+        self._place, self._heads, self._stacks = place, place.heads, stacks
         self._queries_RNI: torch.Tensor | None = None
 
-    def register(self, attention: Any) -> list[torch.utils.hooks.RemovableHandle]:
-        """Add the hooks; that of the outputs comes before those of LoRAs, which see what it has added."""
+    def register(self) -> list[torch.utils.hooks.RemovableHandle]:
+        """Add the hooks; that of a mixer's input comes before those of LoRAs, which see what it has added."""
+        mixer = self._place.mixer
         return [
-            attention.to_q.register_forward_hook(self._keep),
-            attention.to_out[0].register_forward_pre_hook(self._add, prepend=True),
+            self._place.queries.register_forward_hook(self._keep),
+            mixer.register_forward_hook(self._add_to_output)
+            if self._place.is_block
+            else mixer.register_forward_pre_hook(self._add_to_input, prepend=True),
         ]
 
-    def _keep(self, _module: torch.nn.Module, _args: tuple[torch.Tensor, ...], queries_RNI: torch.Tensor) -> None:
-        self._queries_RNI = queries_RNI
+    def _keep(self, _module: torch.nn.Module, _args: tuple[torch.Tensor, ...], queries: torch.Tensor) -> None:
+        self._queries_RNI = queries.flatten(2)
 
-    def _add(self, _module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def _add_to_input(self, _module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        (inputs_RNI,) = args
+        return (self._add(inputs_RNI),)
+
+    def _add_to_output(self, _module: torch.nn.Module, _args: Any, outputs: tuple[torch.Tensor, ...]) -> Any:
+        of_text, of_image_RNI = outputs
+        return of_text, self._add(of_image_RNI)
+
+    def _add(self, outputs_RNI: torch.Tensor) -> torch.Tensor:
+        """Return [R, N, I] with what the queries read of the images, in their rows."""
         assert self._queries_RNI is not None
-        (outputs_RNI,), queries_RNI, self._queries_RNI = args, self._queries_RNI, None
+        queries_RNI, self._queries_RNI = self._queries_RNI, None
         for at, keys_ATI, values_ATI in self._stacks:
             queries, keys, values = (
                 each.view(*each.shape[:2], self._heads, -1).transpose(1, 2)
@@ -168,15 +206,15 @@ class _Hooks:
             read = torch.nn.functional.scaled_dot_product_attention(queries, keys, values)
             read_ANI = read.transpose(1, 2).flatten(2)
             outputs_RNI = outputs_RNI.index_add(0, at, read_ANI.to(outputs_RNI.dtype))
-        return (outputs_RNI,)
+        return outputs_RNI
 
 
 _encoders: "weakref.WeakValueDictionary[tuple[str, str, str], Any]" = weakref.WeakValueDictionary()
 """Image encoders, shared by the adapters and models of a process, by digest, dtype and device."""
 
 
-def load_ip_adapters(spec: DiffusionModelSpec, unet: Any, config: EngineConfig, device: str) -> IpAdapters:
-    """Load the IP-Adapters of `engine.ip_adapters` that fit a model with this UNet; onto "meta" none.
+def load_ip_adapters(spec: DiffusionModelSpec, denoiser: Any, config: EngineConfig, device: str) -> IpAdapters:
+    """Load the IP-Adapters of `engine.ip_adapters` that fit a model with this denoiser; onto "meta" none.
 
     Raises:
         ConfigError: the model is compiled, whose calls no hook can change.
@@ -188,11 +226,11 @@ def load_ip_adapters(spec: DiffusionModelSpec, unet: Any, config: EngineConfig, 
             "engine.ip_adapters does not work with engine.compile. Switch off one of them, or use "
             "engine.compile_blocks."
         )
-    adapters = {} if device == "meta" else {name: _load(file, unet, config, device) for name, file in files.items()}
-    return IpAdapters(adapters, unet, has_compiled_blocks=bool(config.compile_blocks))
+    adapters = {} if device == "meta" else {name: _load(file, denoiser, config, device) for name, file in files.items()}
+    return IpAdapters(adapters, denoiser, has_compiled_blocks=bool(config.compile_blocks))
 
 
-def _load(file: IpAdapterFile, unet: Any, config: EngineConfig, device: str) -> IpAdapter:
+def _load(file: IpAdapterFile, denoiser: Any, config: EngineConfig, device: str) -> IpAdapter:
     import safetensors.torch
     from transformers import CLIPVisionModelWithProjection
 
@@ -202,18 +240,21 @@ def _load(file: IpAdapterFile, unet: Any, config: EngineConfig, device: str) -> 
     if encoder is None:
         encoder = load_weights(CLIPVisionModelWithProjection, file.encoder, ENCODER_STEM, dtype, device)
         _encoders[key] = encoder
-    tensors = safetensors.torch.load_file(file.path)
-    read = {name.removeprefix(PROJECTION): each for name, each in tensors.items() if name.startswith(PROJECTION)}
+    tensors, prefix = safetensors.torch.load_file(file.path), file.layout.projection
+    read = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
     try:
-        projection = unet._convert_ip_adapter_image_proj_to_diffusers(read, low_cpu_mem_usage=False)
+        projection = denoiser._convert_ip_adapter_image_proj_to_diffusers(read, low_cpu_mem_usage=False)
     except (KeyError, IndexError, RuntimeError, ValueError) as error:
         raise ModelError(f"{file.path}: its projection of images cannot be read: {error}") from error
-    keys, values = (
-        [tensors[f"{LAYERS}{2 * k + 1}.to_{what}_ip.weight"].to(device, dtype) for k in range(len(file.layer_shapes))]
-        for what in "kv"
-    )
+
+    def linear(number: int, what: Literal["k", "v"]) -> _Linear:
+        name = file.layout.layer_name(number, what)
+        bias_I = tensors[f"{name}.bias"].to(device, dtype) if file.layout.is_flux else None
+        return _Linear(tensors[f"{name}.weight"].to(device, dtype), bias_I)
+
+    layers = [(linear(k, "k"), linear(k, "v")) for k in range(len(file.layer_shapes))]
     projection = projection.to(device, dtype).eval().requires_grad_(requires_grad=False)
-    return IpAdapter(file, encoder, projection, tuple(zip(keys, values, strict=True)))
+    return IpAdapter(file, encoder, projection, layers)
 
 
 def loaded_encoders(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> set[str]:
