@@ -3,6 +3,7 @@
 import warnings
 
 import diffusers
+import msgspec
 import numpy as np
 import PIL.Image
 import pytest
@@ -11,10 +12,11 @@ import torch
 import tiny_models
 from generating import difference, evicted_image, generate, moved_image
 from ip_adapter_files import ENCODER
+from noria.engine.diffusion.input_images.controls import call_scales
 from noria.engine.diffusion.second_pass import enlarge
 from noria.errors import InvalidField
 from noria.images.start_image import ImageFiles, RequestImages
-from noria.protocol.diffusion import Control, IpAdapter, SecondPass
+from noria.protocol.diffusion import Control, IpAdapter, PixelUpscaler, SecondPass
 from noria.testing.requests import make_image_request
 from pipelines import set_scheduler
 from start_images import NATURAL_TOLERANCE, PARITY_TOLERANCE, load
@@ -119,6 +121,14 @@ def test_controlnets_and_ip_adapters_are_in_both_passes(tiny_folder, tmp_path):
         second = {"control_image": edges, "width": SECOND.width, "height": SECOND.height}
         theirs = generate_with_pipelines(pipes, request, both | {"image": edges}, both | second)
         assert difference(together[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+    moved = moved_image(executor, requests[3], 7, frames["r3"])
+    assert difference(moved, together["r3", 0]) <= NATURAL_TOLERANCE
+    by_pixels = msgspec.structs.replace(SECOND, pixel_upscaler=PixelUpscaler("Lanczos"))
+    prepared = executor.prepare(make_request(0, by_pixels, **steered), frames["r2"])
+    scales, second = prepared.controls[0].scales, prepared.second_stage_from
+    assert (len(scales), second) == (prepared.num_calls, 5 + prepared.upscaling.num_calls)
+    for of_pass in (scales[:5], scales[second:]):
+        assert np.array_equal(of_pass, call_scales(steered["controls"][0], len(of_pass)))
 
 
 def frame_of(request, picture, edges):
