@@ -255,11 +255,16 @@ def _layer_shapes(file: pathlib.Path, shapes: Shapes, layout: IpAdapterLayout) -
     """Return the shapes of the keys of each layer; values have the same."""
     pattern = re.compile(layout.layer_name(r"(\d{1,4})", "k") + r"\.weight")
     numbers = sorted(int(match[1]) for name in shapes if (match := pattern.fullmatch(name)) is not None)
-    places = range(len(numbers))
-    of_keys, of_values = ([shapes.get(f"{layout.layer_name(k, what)}.weight") for k in places] for what in ("k", "v"))
-    biases = [shapes.get(f"{layout.layer_name(k, what)}.bias") for k in places for what in ("k", "v")]
-    has_biases = biases == [shape and shape[:1] for shape in of_keys for _ in "kv"] if layout.is_flux else True
-    if not numbers or None in of_keys or of_keys != of_values or not has_biases:
+
+    def shapes_of(what: Literal["k", "v"], tensor: str) -> list[tuple[int, ...] | None]:
+        return [shapes.get(f"{layout.layer_name(place, what)}.{tensor}") for place in range(len(numbers))]
+
+    of_keys = shapes_of("k", "weight")
+    expected = [(of_keys, shapes_of("v", "weight"))]
+    if layout.is_flux:
+        of_biases = [shape and shape[:1] for shape in of_keys]
+        expected += [(of_biases, shapes_of("k", "bias")), (of_biases, shapes_of("v", "bias"))]
+    if not numbers or None in of_keys or any(wanted != got for wanted, got in expected):
         wanted = ", ".join(str(layout.first + layout.step * k) for k in range(3))
         raise ModelError(
             f"{file}: its layers {layout.layer_name('N', 'k')}, and those of values, with N of {wanted} … are not "

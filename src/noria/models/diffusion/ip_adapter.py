@@ -11,16 +11,15 @@ with images of one number of tokens, I width of an attention, N its queries.
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError, ModelError
-from noria.models.diffusion.block_compilation import without_compiled_blocks
-from noria.models.diffusion.part_loading import DTYPES, load_weights
+from noria.errors import ModelError
+from noria.models.diffusion.block_compilation import check_not_compiled, without_compiled_blocks
+from noria.models.diffusion.part_loading import DTYPES, SharedParts, load_weights
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
 from noria.models.ip_adapter_files import ENCODER_STEM, IpAdapterFile, IpAdapterFiles
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -209,8 +208,7 @@ class _Hooks:
         return outputs_RNI
 
 
-_encoders: "weakref.WeakValueDictionary[tuple[str, str, str], Any]" = weakref.WeakValueDictionary()
-"""Image encoders, shared by the adapters and models of a process, by digest, dtype and device."""
+_encoders: SharedParts[Any] = SharedParts()  # by digest, dtype and device; adapters share them, too
 
 
 def load_ip_adapters(spec: DiffusionModelSpec, denoiser: Any, config: EngineConfig, device: str) -> IpAdapters:
@@ -221,11 +219,8 @@ def load_ip_adapters(spec: DiffusionModelSpec, denoiser: Any, config: EngineConf
         ModelError: a file is damaged, or its tensors do not match its kind.
     """
     files = IpAdapterFiles.of(config).for_model(spec)
-    if files and config.compile:
-        raise ConfigError(
-            "engine.ip_adapters does not work with engine.compile. Switch off one of them, or use "
-            "engine.compile_blocks."
-        )
+    if files:
+        check_not_compiled(config, "ip_adapters")
     adapters = {} if device == "meta" else {name: _load(file, denoiser, config, device) for name, file in files.items()}
     return IpAdapters(adapters, denoiser, has_compiled_blocks=bool(config.compile_blocks))
 
@@ -235,11 +230,10 @@ def _load(file: IpAdapterFile, denoiser: Any, config: EngineConfig, device: str)
     from transformers import CLIPVisionModelWithProjection
 
     dtype = DTYPES[config.dtype]
-    key = file.encoder_digest, config.dtype, device
-    encoder = _encoders.get(key)
-    if encoder is None:
-        encoder = load_weights(CLIPVisionModelWithProjection, file.encoder, ENCODER_STEM, dtype, device)
-        _encoders[key] = encoder
+    encoder = _encoders.get(
+        (file.encoder_digest, config.dtype, device),
+        lambda: load_weights(CLIPVisionModelWithProjection, file.encoder, ENCODER_STEM, dtype, device),
+    )
     tensors, prefix = safetensors.torch.load_file(file.path), file.layout.projection
     read = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
     try:
