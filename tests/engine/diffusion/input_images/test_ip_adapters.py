@@ -188,8 +188,11 @@ def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served,
 
 
 @pytest.mark.slow
-def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder, tmp_path):
-    _, executor = load(tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder), buckets=(32,))
+@pytest.mark.parametrize("name", ["tiny_folder", "flux_folder"])
+def test_with_padded_rows_they_are_equal_in_every_bit(name, tmp_path, request):
+    folder = request.getfixturevalue(name)
+    adapters = save_ip_adapters(tmp_path / "models", folder, ("flux",) if name == "flux_folder" else KINDS)
+    _, executor = load(folder, adapters, buckets=(32,))
     requests = mixed(executor)[:8]
     together = generate_all(executor, requests, [(7 * k) % 4 for k in range(8)])
     for request in requests:
