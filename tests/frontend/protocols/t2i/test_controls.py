@@ -170,13 +170,16 @@ def test_openais_routes_have_them(steered, controlled, edges):
     assert answer.status_code == 200, answer.text
     assert (controlled.submitted[2].payload.controls, controlled.data[2]) == ((edges,), photo().tobytes())
     answer = steered.post("/v1/images/generations", data=form, files=files)
-    assert (answer.status_code, "unknown file 'image'. Known are: control, reference_image." in answer.text) == (
+    assert (
+        answer.status_code,
+        "unknown file 'image'. Known are: control, reference_image, ip_adapter_image." in answer.text,
+    ) == (
         400,
         True,
     )
     for sent, message in (
         ({"image": files["image"]}, "controls has 1 entry and 0 images; send a file `control` for each entry."),
-        ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control."),
+        ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control, ip_adapter_image."),
     ):
         answer = steered.post("/v1/images/edits", data=form, files=sent)
         assert (answer.status_code, message in answer.text) == (400, True), answer.text
