@@ -145,7 +145,8 @@ def evicted_image(executor, request, call, frame=None):
     submit("evicted", "low")
     for _ in range(call):
         loop.run_iteration()
-    submit("urgent", "high", seed=seed, inference_steps=3 * steps, scheduler="pndm", refiner=None)
+    scheduler = "flow-unipc" if request.payload.scheduler.startswith("flow-") else "pndm"
+    submit("urgent", "high", seed=seed, inference_steps=3 * steps, scheduler=scheduler, refiner=None)
     plans = []
     while (iteration := loop.run_iteration()) is not None:
         plans.append(iteration.plan)

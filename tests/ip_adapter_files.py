@@ -1,4 +1,4 @@
-"""Files of IP-Adapters in the layout of h94/IP-Adapter, with random numbers, and stubs of their image encoders."""
+"""Files of IP-Adapters in their authors' layouts, with random numbers, and stubs of their image encoders."""
 
 import json
 import pathlib
@@ -13,6 +13,7 @@ ENCODER = {
     "projection_dim": 24,
     "image_size": 32,
 }
+FLUX_LAYER = "double_blocks.{}.processor.ip_adapter_double_stream_{}_proj"
 _DIM, _NUM_QUERIES, _DEPTH = 64, 6, 4  # sizes of the plus kind's resampler, which has heads of 64
 
 
@@ -26,13 +27,19 @@ def save_ip_adapter(
     projected: int = ENCODER["projection_dim"],
     **changes: np.ndarray | None,
 ) -> pathlib.Path:
-    """Write an adapter for cross attentions of these shapes, [inner, width]; a change of None leaves a tensor out."""
-    random, width = np.random.default_rng(seed), layers[0][1]
+    """Write an adapter for attentions of these shapes, [inner, width]; a change of None leaves a tensor out.
+
+    It is in the layout of h94/IP-Adapter or, of the kind "flux", of XLabs-AI/flux-ip-adapter.
+    """
+    random, width, is_flux = np.random.default_rng(seed), layers[0][1], kind == "flux"
     shapes: dict[str, tuple[int, ...]] = {
-        f"ip_adapter.{2 * k + 1}.to_{what}_ip.weight": shape for k, shape in enumerate(layers) for what in "kv"
+        f"{FLUX_LAYER.format(k, what)}.weight" if is_flux else f"ip_adapter.{2 * k + 1}.to_{what}_ip.weight": shape
+        for k, shape in enumerate(layers)
+        for what in "kv"
     }
+    shapes |= {f"{name.removesuffix('.weight')}.bias": shape[:1] for name, shape in shapes.items() if is_flux}
     of_projection: dict[str, tuple[int, ...]]
-    if kind == "plain":
+    if kind in ("plain", "flux"):
         of_projection = {"proj.weight": (4 * width, projected), "proj.bias": (4 * width,)} | _norm("norm", width)
     elif kind == "full":
         of_projection = {"proj.0.weight": (hidden, hidden), "proj.0.bias": (hidden,)}
@@ -48,14 +55,15 @@ def save_ip_adapter(
             of_projection |= {f"{at}.1.1.weight": (4 * _DIM, _DIM), f"{at}.1.3.weight": (_DIM, 4 * _DIM)}
     else:  # face-id
         of_projection = {"proj.0.weight": (64, 32), "proj.2.weight": (4 * width, 64)} | _norm("norm", width)
-    shapes |= {f"image_proj.{name}": shape for name, shape in of_projection.items()}
+    prefix = "ip_adapter_proj_model" if is_flux else "image_proj"
+    shapes |= {f"{prefix}.{name}": shape for name, shape in of_projection.items()}
     tensors = {
         name: (random.standard_normal(shape) / np.sqrt(shape[-1] if len(shape) > 1 else 100)).astype(np.float32)
         + np.float32(len(shape) == 1 and "norm" in name and name.endswith("weight"))
         for name, shape in shapes.items()
     }
     strength = 8 if kind == "full" else 4  # the mean of many random values is small
-    tensors = {name: each * (strength if name.startswith("ip_adapter.") else 1) for name, each in tensors.items()}
+    tensors = {name: each * (1 if name.startswith(prefix) else strength) for name, each in tensors.items()}
     tensors |= {name: change for name, change in changes.items() if change is not None}
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: each for name, each in tensors.items() if name not in changes or each is changes[name]}, file)
@@ -68,7 +76,7 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 def save_encoder(folder: pathlib.Path, **settings: object) -> pathlib.Path:
     """Write what is checked of an image encoder before it is loaded."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(ENCODER | settings))
     save_file({"visual_projection.weight": np.zeros((24, 32), np.float32)}, folder / "model.safetensors")
     return folder

@@ -12,6 +12,7 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ip_adapter_files import ENCODER, save_ip_adapter
 from noria.models.location import BUNDLED
 
 _TEXT: dict[str, Any] = {
@@ -164,6 +165,45 @@ _QWEN3: dict[str, Any] = {
     "head_dim": 12,
     "max_position_embeddings": 512,
 }
+
+
+def save_ip_adapters(
+    folder: pathlib.Path, model: pathlib.Path, kinds: Iterable[str] = ("plain", "plus", "full")
+) -> pathlib.Path:
+    """Write IP-Adapters for the denoiser of a model, called as their kinds, and their image encoder.
+
+    That of FLUX.1 is the one of a whole CLIP, as users of its adapters have it.
+    """
+    import diffusers
+    import torch
+    import transformers
+
+    torch.manual_seed(7)
+    sizes = {"intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 8}
+    vision = {name: value for name, value in ENCODER.items() if name != "architectures"} | sizes
+    encoder: Any
+    if (model / "unet").exists():
+        encoder = transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**vision))
+    else:
+        width = vision["projection_dim"]
+        config = transformers.CLIPConfig(vision_config=vision, text_config=_TEXT, projection_dim=width)
+        encoder = transformers.CLIPModel(config)
+    randomise(encoder)
+    encoder.save_pretrained(folder / "image_encoder")
+    if (model / "unet").exists():
+        unet = diffusers.UNet2DConditionModel.from_pretrained(model / "unet")
+        layers = [
+            tuple(unet.get_submodule(name.removesuffix(".processor")).to_k.weight.shape)
+            for name in unet.attn_processors
+            if "attn2" in name
+        ]
+    else:
+        sizes = diffusers.FluxTransformer2DModel.load_config(model / "transformer")
+        width = sizes["num_attention_heads"] * sizes["attention_head_dim"]
+        layers = [(width, sizes["joint_attention_dim"])] * sizes["num_layers"]
+    for seed, kind in enumerate(kinds):
+        save_ip_adapter(folder / f"{kind}.safetensors", layers, kind=kind, seed=seed)
+    return folder
 
 
 def save_z_image(folder: pathlib.Path, **changes: Any) -> pathlib.Path:

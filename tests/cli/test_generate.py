@@ -16,7 +16,7 @@ from noria.images.metadata_io import read_metadata, save_options
 from noria.models.catalog import open_model
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import EngineRequest
-from tiny_models import save_controlnet, save_flux_2_klein
+from tiny_models import save_controlnet, save_flux_2_klein, save_ip_adapters
 
 
 @pytest.fixture
@@ -241,6 +241,23 @@ def test_other_controls_are_rejected(with_edges, capsys, control, words):
     with contextlib.suppress(SystemExit):  # argparse exits
         assert main(["generate", "a", *with_edges, "--control", control]) != 0
     assert words in capsys.readouterr().err
+
+
+def test_an_ip_adapter_is_a_name_and_a_file(tmp_path, tiny_folder, generated, capsys):
+    adapters = save_ip_adapters(tmp_path / "models", tiny_folder, ["plain"])
+    with_plain = ["--model", str(tiny_folder), "--ip-adapters", str(adapters)]
+    for name, colour in (("a.png", "white"), ("b.png", "red")):
+        Image.new("RGB", (72, 64), colour).save(name)
+    assert main(["generate", "a hat", *with_plain, "--ip-adapter", "plain:a.png:0.5", "-o", "c.png"]) == 0
+    adapter = generated[0].payload.ip_adapter
+    assert (adapter.name, adapter.scale, adapter.image_px) == ("plain", 0.5, 32)
+    assert main(["generate", "--like", "c.png", *with_plain]) == 2
+    assert f"IP-Adapter plain:0.5 (image {adapter.image_digest}…). Name its image with" in capsys.readouterr().err
+    assert main(["generate", "--like", "c.png", *with_plain, "--ip-adapter", "plain:a.png:0.5", "-o", "d.png"]) == 0
+    assert generated[-1].payload.ip_adapter == adapter
+    assert "warning" not in capsys.readouterr().err
+    assert main(["generate", "--like", "c.png", *with_plain, "--ip-adapter", "plain:b.png:0.5", "-o", "e.png"]) == 0
+    assert "--ip-adapter has not the image that 'c.png' was made from." in capsys.readouterr().err
 
 
 def test_reference_images_are_files(tmp_path, generated, capsys):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controlnet_folders import save_controlnet
-from ip_adapter_files import save_encoder, save_ip_adapter
+from ip_adapter_files import ENCODER, save_encoder, save_ip_adapter
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, ModelError, UnavailableNow
 from noria.models.diffusion.folders.unet_models.controlnet_folder import inspect
@@ -190,6 +190,9 @@ def test_an_ip_adapter_comes_with_the_image_encoder_beside_it_unless_others_are_
     encoders = tuple(map(pathlib.Path, engine.ip_adapter_encoders))
     assert inspect_ip_adapter(pathlib.Path(engine.ip_adapters[0]), encoders).encoder == encoders[0]
     assert not any(pattern.startswith("sdxl_models/image_encoder") for pattern in asked)
+    save_encoder(repository, architectures=["CLIPModel"], vision_config=ENCODER)
+    (encoder,) = engine_of(ip_adapter_encoders=("hf://org/clip@v1",)).ip_adapter_encoders
+    assert inspect_ip_adapter(pathlib.Path(engine.ip_adapters[0]), (pathlib.Path(encoder),)).image_px == 32
     for wrong, message in (
         ("hf://org/ip", r"names no IP-Adapter of the hub\. The form is hf://ORG/NAME/FILE"),
         ("hf://org/ip/models/no.safetensors", "'org/ip' on the hub has no models/no.safetensors"),

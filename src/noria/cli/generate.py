@@ -1,17 +1,20 @@
 """`noria generate`: generates images in this process, without a server. `local_generation.py` does the work."""
 
 import argparse
+import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
 from noria.protocol.diffusion import Lora, PromptSyntax, Refinement
-from noria.protocol.request import ControlField
+from noria.protocol.request import ControlField, IpAdapterField
 from noria.settings import list_settings
 
 if TYPE_CHECKING:
     from noria.protocol.request import ImageFormat
+
+FieldT = TypeVar("FieldT", ControlField, IpAdapterField)
 
 _IMAGE_FORMATS: "dict[str, ImageFormat]" = {".png": "png", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
 
@@ -51,8 +54,14 @@ def add_to(commands: Any) -> list[Parser]:
         dest="controls",
         action="append",
         metavar="NAME:FILE[:SCALE]",
-        type=argument_type(_parse_control),
+        type=argument_type(functools.partial(_parse_image, ControlField)),
         help="a ControlNet by its name and its image, of scale 1 unless said otherwise; repeat it for several",
+    )
+    add(
+        "--ip-adapter",
+        metavar="NAME:FILE[:SCALE]",
+        type=argument_type(functools.partial(_parse_image, IpAdapterField)),
+        help="an IP-Adapter by its name and its image, of scale 1 unless said otherwise",
     )
     add(
         "--reference",
@@ -102,11 +111,16 @@ def run(arguments: argparse.Namespace) -> int:
         "refiner": None if arguments.refiner_start is None else Refinement(arguments.refiner_start),
         "controls": arguments.controls and tuple(control for control, _ in arguments.controls),
     }
+    ip_adapter, prompted_by = arguments.ip_adapter or (None, None)
     images = local_generation.read_images(
-        arguments.image, arguments.mask, [file for _, file in arguments.controls or ()], arguments.references or ()
+        arguments.image,
+        arguments.mask,
+        [file for _, file in arguments.controls or ()],
+        arguments.references or (),
+        prompted_by,
     )
     body = local_generation.build_body(
-        {name: value for name, value in flags.items() if value is not None},
+        {name: value for name, value in (flags | {"ip_adapter": ip_adapter}).items() if value is not None},
         source,
         n=arguments.n,
         format=_IMAGE_FORMATS[suffix],
@@ -118,8 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
 
 
-def _parse_control(text: str) -> tuple[ControlField, pathlib.Path]:
-    """Return the control and the file of `NAME:FILE` or `NAME:FILE:SCALE`; what follows the last colon may be a scale.
+def _parse_image(field: type[FieldT], text: str) -> tuple[FieldT, pathlib.Path]:
+    """Return the field and the file of `NAME:FILE` or `NAME:FILE:SCALE`; what follows the last colon may be a scale.
 
     Raises ValueError: there is no name or no file.
     """
@@ -128,13 +142,9 @@ def _parse_control(text: str) -> tuple[ControlField, pathlib.Path]:
     if not name or not file:
         raise ValueError(f"{short_repr(text)} is not NAME:FILE or NAME:FILE:SCALE")
     try:
-        return (
-            (ControlField(name, scale=float(scale)), pathlib.Path(rest))
-            if rest
-            else (ControlField(name), pathlib.Path(file))
-        )
+        return (field(name, scale=float(scale)), pathlib.Path(rest)) if rest else (field(name), pathlib.Path(file))
     except ValueError:
-        return ControlField(name), pathlib.Path(file)
+        return field(name), pathlib.Path(file)
 
 
 def _parse_lora(text: str) -> Lora:

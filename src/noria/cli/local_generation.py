@@ -66,6 +66,7 @@ def read_images(
     mask: pathlib.Path | None,
     controls: Sequence[pathlib.Path],
     references: Sequence[pathlib.Path],
+    ip_adapter: pathlib.Path | None,
 ) -> RequestImages:
     """Return the images in these files. Raises ImageFileError, UnreadableImage, InvalidField."""
     if image is None and mask is not None:
@@ -77,6 +78,7 @@ def read_images(
                 None if mask is None else mask.read_bytes(),
                 controls=tuple(file.read_bytes() for file in controls),
                 references=tuple(file.read_bytes() for file in references),
+                ip_adapter=None if ip_adapter is None else ip_adapter.read_bytes(),
             )
         )
     except OSError as error:
@@ -120,7 +122,13 @@ def generate_files(
     settings = request.payload
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
           f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip
-    data = images.pixels(settings.width, settings.height, spec)
+    data = images.pixels(
+        settings.width,
+        settings.height,
+        spec,
+        ip_adapter_px=0 if settings.ip_adapter is None else settings.ip_adapter.image_px,
+        second_px=None if settings.second_pass is None else settings.result_px,
+    )
     made = _run_engine(config, spec, request, data or None)
     for image in made:
         if image.is_refused:
@@ -137,21 +145,18 @@ def generate_files(
     return 0
 
 
-def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestImageFacts) -> list[str]:
-    """Reasons why the new image will differ from `source`.
-
-    Raises InvalidField if the model differs and the user did not name it, or if an image is missing.
-    """
-    metadata, differences, start_image = source.metadata, [], images.start
+def _check_images(source: SourceImage, images: RequestImageFacts) -> None:
+    """Raise InvalidField if an image that `source` was made from is missing."""
+    metadata = source.metadata
     if metadata.controls and not images.controls:
         named = ", ".join(f"{each.name}:{each.scale:g} (image {each.image_digest}…)" for each in metadata.controls)
         raise InvalidField(
             f"{short_repr(str(source.file))} was made with ControlNets: {named}. Name their images with --control."
         )
-    if metadata.ip_adapter is not None:
+    if (adapter := metadata.ip_adapter) is not None and images.ip_adapter is None:
         raise InvalidField(
-            f"{short_repr(str(source.file))} was made with the IP-Adapter {short_repr(metadata.ip_adapter.name)} and "
-            "an image, which noria generate does not take. Send both to a server: POST /t2i."
+            f"{short_repr(str(source.file))} was made with the IP-Adapter {adapter.name}:{adapter.scale:g} (image "
+            f"{adapter.image_digest}…). Name its image with --ip-adapter."
         )
     if metadata.reference_images and not images.references:
         digests = ", ".join(f"SHA-256 {each.digest}…" for each in metadata.reference_images)
@@ -159,11 +164,20 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
             f"{short_repr(str(source.file))} was made from reference images ({digests}). Name their files with "
             "--reference."
         )
-    if metadata.strength is not None and start_image is None:
+    if metadata.strength is not None and images.start is None:
         digest = "" if metadata.image_digest is None else f" (SHA-256 {metadata.image_digest}…)"
         raise InvalidField(
             f"{short_repr(str(source.file))} was made from a start image{digest}. Name its file with --image."
         )
+
+
+def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestImageFacts) -> list[str]:
+    """Reasons why the new image will differ from `source`.
+
+    Raises InvalidField if the model differs and the user did not name it, or if an image is missing.
+    """
+    _check_images(source, images)
+    metadata, differences, start_image = source.metadata, [], images.start
     if start_image is not None:
         for name, was, now in (
             ("image", metadata.image_digest, start_image.digest),
@@ -175,6 +189,9 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
         each.digest for each in images.references
     ]:
         differences.append(f"--reference are not the files that {short_repr(str(source.file))} was made from.")
+    adapter, prompted_by = metadata.ip_adapter, images.ip_adapter
+    if adapter is not None and prompted_by is not None and adapter.image_digest != prompted_by.digest:
+        differences.append(f"--ip-adapter has not the image that {short_repr(str(source.file))} was made from.")
     if metadata.model_version != spec.fingerprint:
         source_model = f"{metadata.model or 'an unknown model'} ({metadata.model_version or 'version unknown'})"
         mismatch = (

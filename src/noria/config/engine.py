@@ -273,16 +273,17 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(
             description="files of IP-Adapters (.safetensors), or folders of them, for Stable Diffusion 1.x, 2.x and "
-            "XL, loaded with the models that they fit, each with the image encoder in the folder `image_encoder` "
-            "beside it; `FILE` is for all of these, `MODEL=FILE` for one, `hf://ORG/NAME/FILE` is downloaded from the "
-            "hub: docs/models.md. None with `compile`, or with `quantize` int8 or fp8 on a GPU"
+            "XL and for FLUX.1, loaded with the models that they fit, each with the image encoder in the folder "
+            "`image_encoder` beside it; `FILE` is for all of these, `MODEL=FILE` for one, `hf://ORG/NAME/FILE` is "
+            "downloaded from the hub: docs/models.md. None with `compile`, or with `quantize` int8 or fp8 on a GPU"
         ),
     ] = ()
     ip_adapter_encoders: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of image encoders (CLIPVisionModelWithProjection of transformers) for IP-Adapters "
-            "that have none beside them, or one of another width; `hf://ORG/NAME/FOLDER` is downloaded from the hub"
+            description="folders of image encoders (CLIPVisionModelWithProjection of transformers, or a CLIPModel) for "
+            "IP-Adapters that have none beside them, or one of another width; `hf://ORG/NAME` or "
+            "`hf://ORG/NAME/FOLDER` is downloaded from the hub"
         ),
     ] = ()
     refiners: Annotated[

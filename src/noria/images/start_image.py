@@ -110,13 +110,15 @@ class RequestImages:
         spec: DiffusionModelSpec,
         start_px: tuple[int, int] | None = None,
         ip_adapter_px: int = 0,
+        second_px: tuple[int, int] | None = None,
     ) -> bytes:
         """Return what `StartImage.pixels` does, and then [height, width, 3] uint8 RGB of each other image.
 
         The start image is of the size `start_px`, if there is one.
 
         Images of controls are resized as start images are, and changed in no other way; if a part of the start image is
-        repainted alone, they are that part, too. References are as the model is shown them, by `reference_size.py`,
+        repainted alone, they are that part, too. With a second pass each is there in its size `second_px`, too, cut as
+        the latents are. References are as the model is shown them, by `reference_size.py`,
         each followed by what the text encoder reads, if it does. Of the image of an IP-Adapter it is the middle, with
         sides of `ip_adapter_px`. Raises as `StartImage.pixels`.
         """
@@ -126,6 +128,9 @@ class RequestImages:
             box = None if self._start is None else self._start.part_of(control.size_px, size_px)
             with control.decode() as image:
                 frames.append(_rgb(_part(image, box), size_px, "stretch" if box is None else "fill").tobytes())
+                if second_px is not None:
+                    kept = image.crop(_second_box(image.size, size_px, second_px))
+                    frames.append(_rgb(kept, second_px).tobytes())
         for reference in self._references:
             placement = place_reference(reference.name, reference.size_px, spec)
             with reference.decode() as image:
@@ -238,6 +243,17 @@ class StartImage:
         if self._mask_use is None or self._mask_use.padding_px is None:
             return None, self._resize
         return box_around(soft, self._mask_use.padding_px, size_px), "fill"
+
+
+def _second_box(image_px: tuple[int, int], first_px: tuple[int, int], second_px: tuple[int, int]) -> Box:
+    """Return the part of an image, stretched to `first_px` in the first pass, that is left in the second one."""
+    scale = max(second / first for first, second in zip(first_px, second_px, strict=True))
+    width, height = (
+        max(1, round(side * min(1, second / (first * scale))))
+        for side, first, second in zip(image_px, first_px, second_px, strict=True)
+    )
+    left, top = (image_px[0] - width) // 2, (image_px[1] - height) // 2
+    return left, top, left + width, top + height
 
 
 def _part(image: Image.Image, box: Box | None) -> Image.Image:

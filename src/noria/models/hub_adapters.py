@@ -24,7 +24,7 @@ _LORA = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+\.safetensors))?(?:@([\w./-
 _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 _REFINER = re.compile(r"([\w.-]+)/([\w.-]+)", re.ASCII)
 _IP_ADAPTER = re.compile(r"([\w.-]+)/([\w.-]+)/([\w./-]+\.safetensors)(?:@([\w./-]+))?", re.ASCII)
-_ENCODER = re.compile(r"([\w.-]+)/([\w.-]+)/([\w./-]+)(?:@([\w./-]+))?", re.ASCII)
+_ENCODER = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+))?(?:@([\w./-]+))?", re.ASCII)
 _STEM = "diffusion_pytorch_model"
 _SAFETENSORS = (".safetensors", "-*.safetensors", ".safetensors.index.json")
 _CONTROLNET_FILES = ["config.json", *(f"{_STEM}{end}" for end in _SAFETENSORS)]
@@ -45,8 +45,8 @@ def download_hub_adapters(config: Config, environment: Mapping[str, str]) -> Con
     These are `hf://ORG/NAME[/FILE][@REVISION]` of `engine.loras`; `.controlnets` and `.safety_classifiers` are without
     FILE, `.refiners` without REVISION or with FILE. The LoRA of a repository with one file, or of FILE, is called NAME;
     of several files they are NAME-FILE. Others are called NAME. `.ip_adapters` are with FILE, and called so; the image
-    encoder beside it is downloaded unless there are `.ip_adapter_encoders`, `hf://ORG/NAME/FOLDER`. What was downloaded
-    before is taken from the hub's cache if the hub does not answer.
+    encoder beside it is downloaded unless there are `.ip_adapter_encoders`, `hf://ORG/NAME[/FOLDER]`. What was
+    downloaded before is taken from the hub's cache if the hub does not answer.
 
     A refiner can also be a single file, here or on the hub, which gets a folder, too; it is called like the file.
 
@@ -139,11 +139,12 @@ def _ip_adapter_file(engine: EngineConfig, source: str, parent: pathlib.Path) ->
 
 def _encoder_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
     setting = "engine.ip_adapter_encoders"
-    match = _match(_ENCODER, source, setting, "image encoder", "hf://ORG/NAME/FOLDER[@REVISION]")
-    wanted = [f"{match[3]}/{each}" for each in _ENCODER_FILES]
+    match = _match(_ENCODER, source, setting, "image encoder", "hf://ORG/NAME[/FOLDER][@REVISION]")
+    inside = pathlib.PurePosixPath(match[3] or "")
+    wanted = [str(inside / each) for each in _ENCODER_FILES]
     snapshot = _download(f"{match[1]}/{match[2]}", match[4], wanted, [], "image encoder")
     folder = _folder_of(match, parent)
-    _link({"image_encoder": snapshot / match[3]}, folder)
+    _link({"image_encoder": snapshot / inside}, folder)
     return folder / "image_encoder"
 
 

@@ -1,4 +1,4 @@
-"""The IP-Adapters that the operator allows for models with a UNet, the setting `engine.ip_adapters`. No torch.
+"""The IP-Adapters that the operator allows for image models, the setting `engine.ip_adapters`. No torch.
 
 An adapter's name is that of its file. Each is for the models that it fits, as the shapes of its layers say; an engine
 loads those of a model with the model, and their image encoders. A file is read once: to use a changed one, restart the
@@ -35,16 +35,34 @@ from noria.protocol.kinds import AnyModelSpec
 ENCODER_STEM = "model"
 """The name of an image encoder's weight files, without variant, shard and ".safetensors"."""
 
-PROJECTION, LAYERS = "image_proj.", "ip_adapter."
-"""The beginnings of the names of its tensors: of the projection of images, and of the cross attentions."""
-
 NO_IP_ADAPTERS = "it has none; the operator sets their files: engine.ip_adapters"
 """The words of messages about a model without IP-Adapters."""
 
 _SUFFIX = ".safetensors"
-_ENCODER_CLASS = "CLIPVisionModelWithProjection"
+_ENCODER_CLASS, _CLIP = "CLIPVisionModelWithProjection", "CLIPModel"  # which has an encoder of texts, too
+_ENCODER_PARTS = ("vision_model.", "visual_projection.")
 _MAX_IMAGE_PX = 1024  # a side of an image encoder's images; CLIP's have 224 and 336
 _BLOCKS = ("down_blocks", "up_blocks", "mid_block")  # the order in which diffusers numbers cross attentions
+
+
+class IpAdapterLayout(NamedTuple):
+    """The names of an adapter's tensors."""
+
+    is_flux: bool  # for FLUX.1, and with biases; else for a UNet
+    projection: str  # the beginning of those of the projection of images
+    layer: str  # those of an attention, with its number and "k" or "v"
+    first: int  # the number of the first attention
+    step: int  # from one to the next
+
+    def layer_name(self, place: int | str, what: Literal["k", "v"]) -> str:
+        """Return the name of the keys' or the values' layer at a place, from 0 on; of a text it is the number."""
+        return self.layer.format(place if isinstance(place, str) else self.first + self.step * place, what)
+
+
+_OF_UNET = IpAdapterLayout(False, "image_proj.", "ip_adapter.{}.to_{}_ip", 1, 2)  # h94/IP-Adapter
+_OF_FLUX = IpAdapterLayout(  # XLabs-AI/flux-ip-adapter
+    True, "ip_adapter_proj_model.", "double_blocks.{}.processor.ip_adapter_double_stream_{}_proj", 0, 1
+)
 
 
 class _Kind(NamedTuple):
@@ -62,13 +80,19 @@ _KINDS = (
 )
 
 
-class _EncoderConfig(Struct, frozen=True):
-    """config.json of an image encoder; defaults are those of transformers."""
+class _VisionConfig(Struct, frozen=True):
+    """The settings of an image encoder; defaults are those of transformers."""
 
-    architectures: tuple[str, ...] | None = None
     hidden_size: Count = 768
     projection_dim: Count = 512
     image_size: Count = 224
+
+
+class _EncoderConfig(_VisionConfig, frozen=True):
+    """config.json of an image encoder, or of a whole CLIP."""
+
+    architectures: tuple[str, ...] | None = None
+    vision_config: _VisionConfig | None = None
 
 
 class IpAdapterFile(NamedTuple):
@@ -81,7 +105,8 @@ class IpAdapterFile(NamedTuple):
     image_px: int  # both sides of the images that the encoder takes
     digest: str  # 12 digits of a SHA-256: of the file, as a model's fingerprint, and of the encoder
     takes_hidden: bool  # whether it takes the encoder's last layer but one, not its output
-    layer_shapes: tuple[tuple[int, ...], ...]  # those of the keys of each cross attention
+    layout: IpAdapterLayout
+    layer_shapes: tuple[tuple[int, ...], ...]  # those of the keys of each attention
     num_parameters: int
 
 
@@ -180,8 +205,10 @@ def inspect(file: pathlib.Path, encoders: tuple[pathlib.Path, ...]) -> IpAdapter
     Raises ModelError: it is no IP-Adapter, is damaged or of a kind that is not supported, or no encoder fits.
     """
     shapes = read_header(file)
-    projection = _starting(shapes, PROJECTION)
-    kind = next((each for each in _KINDS if {each.first, each.last} <= projection.keys()), None)
+    layout = _OF_FLUX if any(name.startswith(_OF_FLUX.projection) for name in shapes) else _OF_UNET
+    projection = _starting(shapes, layout.projection)
+    kinds = _KINDS[:1] if layout.is_flux else _KINDS
+    kind = next((each for each in kinds if {each.first, each.last} <= projection.keys()), None)
     if kind is None:
         if "proj.0.weight" in projection:
             raise ModelError(
@@ -189,9 +216,10 @@ def inspect(file: pathlib.Path, encoders: tuple[pathlib.Path, ...]) -> IpAdapter
                 "not served; supported are the plain, the full and the plus kinds."
             )
         raise ModelError(
-            f"{file}: no IP-Adapter for a UNet: it lacks {PROJECTION}{_KINDS[0].first} and others of h94/IP-Adapter."
+            f"{file}: no IP-Adapter: it lacks {layout.projection}{_KINDS[0].first} and others of h94/IP-Adapter or, "
+            "for FLUX.1, of XLabs-AI/flux-ip-adapter."
         )
-    layers = _layer_shapes(file, _starting(shapes, LAYERS))
+    layers = _layer_shapes(file, shapes, layout)
     (*_, width), (token_width, *_) = projection[kind.first], projection[kind.last]
     if any(shape[1] != token_width for shape in layers):
         raise ModelError(
@@ -200,7 +228,9 @@ def inspect(file: pathlib.Path, encoders: tuple[pathlib.Path, ...]) -> IpAdapter
     folder, config = _find_encoder(file, kind, width, encoders)
     if config.image_size > _MAX_IMAGE_PX:
         raise ModelError(f"{folder}: its images have {config.image_size} pixels a side; at most {_MAX_IMAGE_PX}.")
-    weights = read_weights(folder, "", ENCODER_STEM)
+    weights = {
+        name: shape for name, shape in read_weights(folder, "", ENCODER_STEM).items() if name.startswith(_ENCODER_PARTS)
+    }
     of_encoder = (part for each in weight_files(folder, "", ENCODER_STEM) for part in identifying_bytes(each))
     encoder_digest = short_digest(of_encoder, read_text(folder / "config.json"))
     return IpAdapterFile(
@@ -211,6 +241,7 @@ def inspect(file: pathlib.Path, encoders: tuple[pathlib.Path, ...]) -> IpAdapter
         config.image_size,
         short_digest(identifying_bytes(file), encoder_digest.encode()),
         kind.width == "hidden_size",
+        layout,
         layers,
         num_tensor_parameters(shapes),
     )
@@ -220,14 +251,24 @@ def _starting(shapes: Shapes, prefix: str) -> Shapes:
     return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
 
 
-def _layer_shapes(file: pathlib.Path, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the keys of each layer, which are numbered 1, 3, 5 and so on; values have the same."""
-    numbers = sorted(int(name.partition(".")[0]) for name in shapes if re.fullmatch(r"\d{1,4}\.to_k_ip\.weight", name))
-    of_keys, of_values = ([shapes.get(f"{k}.to_{what}_ip.weight") for k in numbers] for what in "kv")
-    if not numbers or numbers != list(range(1, 2 * len(numbers), 2)) or of_keys != of_values:
+def _layer_shapes(file: pathlib.Path, shapes: Shapes, layout: IpAdapterLayout) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the keys of each layer; values have the same."""
+    pattern = re.compile(layout.layer_name(r"(\d{1,4})", "k") + r"\.weight")
+    numbers = sorted(int(match[1]) for name in shapes if (match := pattern.fullmatch(name)) is not None)
+
+    def shapes_of(what: Literal["k", "v"], tensor: str) -> list[tuple[int, ...] | None]:
+        return [shapes.get(f"{layout.layer_name(place, what)}.{tensor}") for place in range(len(numbers))]
+
+    of_keys = shapes_of("k", "weight")
+    expected = [(of_keys, shapes_of("v", "weight"))]
+    if layout.is_flux:
+        of_biases = [shape and shape[:1] for shape in of_keys]
+        expected += [(of_biases, shapes_of("k", "bias")), (of_biases, shapes_of("v", "bias"))]
+    if not numbers or None in of_keys or any(wanted != got for wanted, got in expected):
+        wanted = ", ".join(str(layout.first + layout.step * k) for k in range(3))
         raise ModelError(
-            f"{file}: its layers {LAYERS}1, 3, 5 … with to_k_ip and to_v_ip are not complete: it has keys of "
-            f"{short_list(map(str, numbers)) or 'none'}. Download it again."
+            f"{file}: its layers {layout.layer_name('N', 'k')}, and those of values, with N of {wanted} … are not "
+            f"complete: it has keys of {short_list(map(str, numbers)) or 'none'}. Download it again."
         )
     found = tuple(shape for shape in of_keys if shape is not None and len(shape) == 2)
     if len(found) < len(numbers):
@@ -237,19 +278,20 @@ def _layer_shapes(file: pathlib.Path, shapes: Shapes) -> tuple[tuple[int, ...], 
 
 def _find_encoder(
     file: pathlib.Path, kind: _Kind, width: int, encoders: Sequence[pathlib.Path]
-) -> tuple[pathlib.Path, _EncoderConfig]:
+) -> tuple[pathlib.Path, _VisionConfig]:
     """Return the first image encoder of this width, and its configuration."""
     beside = file.parent / "image_encoder"
     rejected = []
     for folder in [beside] * beside.is_dir() + [*encoders]:
         config_file = folder / "config.json"
         check_chooses_no_code(config_file)
-        config = read_struct(config_file, _EncoderConfig)
-        if config.architectures != (_ENCODER_CLASS,):
+        read = read_struct(config_file, _EncoderConfig)
+        if read.architectures not in ((_ENCODER_CLASS,), (_CLIP,)):
             raise ModelError(
-                f"{config_file}: architectures is {short_repr(config.architectures)}; an image encoder of IP-Adapters "
-                f"is a {_ENCODER_CLASS}."
+                f"{config_file}: architectures is {short_repr(read.architectures)}; an image encoder of IP-Adapters "
+                f"is a {_ENCODER_CLASS}, or that of a {_CLIP}."
             )
+        config = read if read.architectures == (_ENCODER_CLASS,) else read.vision_config or _VisionConfig()
         if getattr(config, kind.width) == width:
             return folder, config
         rejected.append(f"{folder} has {getattr(config, kind.width)}")
@@ -264,12 +306,33 @@ def misfit(adapter: IpAdapterFile, spec: DiffusionModelSpec) -> str | None:
 
     Raises ModelError: the model's folder is damaged.
     """
-    if not (spec.path / "unet" / "config.json").exists():
-        return f"{spec.name} has no UNet"
-    own = _cross_attentions(spec.path)
+    if adapter.layout.is_flux:
+        if spec.family != "flux" or spec.needs_mask:  # diffusers' pipeline of Fill takes none
+            return f"it is for FLUX.1, and {spec.name} is {'for inpainting' if spec.needs_mask else 'not'}"
+        own = _flux_attentions(spec.path)
+    elif (spec.path / "unet" / "config.json").exists():
+        own = _cross_attentions(spec.path)
+    else:
+        return f"it is for a UNet, and {spec.name} has none"
     if adapter.layer_shapes == own:
         return None
     return f"it is for {_describe(adapter.layer_shapes)}, and {spec.name} has {_describe(own)}"
+
+
+class _FluxConfig(Struct, frozen=True):
+    """The settings of a transformer of FLUX.1 that an adapter must fit; defaults are those of diffusers."""
+
+    num_layers: Count = 19
+    num_attention_heads: Count = 24
+    attention_head_dim: Count = 128
+    joint_attention_dim: Count = 4096
+
+
+def _flux_attentions(folder: pathlib.Path) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the keys for images of a transformer's blocks."""
+    config = read_struct(folder / "transformer" / "config.json", _FluxConfig)
+    shape = config.num_attention_heads * config.attention_head_dim, config.joint_attention_dim
+    return (shape,) * config.num_layers
 
 
 @functools.lru_cache(maxsize=64)
@@ -286,4 +349,4 @@ def _cross_attentions(folder: pathlib.Path) -> tuple[tuple[int, ...], ...]:
 
 def _describe(shapes: Sequence[tuple[int, ...]]) -> str:
     distinct = [f"{height} × {width}" for height, width in sorted({*shapes})]
-    return f"{len(shapes)} cross attentions ({short_list(distinct)})"
+    return f"{len(shapes)} attentions ({short_list(distinct)})"

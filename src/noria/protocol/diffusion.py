@@ -181,7 +181,8 @@ class ImageSettingsView(Struct, frozen=True, tag="diffusion"):
     # frame of data: [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, 255 (repainted) or 0 (kept).
     strength: float | None = None
     has_mask: bool = False
-    # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data.
+    # With digests. Their images, [height, width, 3] uint8 RGB each, follow the start image in the frame of data; each
+    # in the size of every pass.
     controls: tuple[Control, ...] = ()
     refiner: Refinement | None = None  # with name and digest; None: the model makes all steps
     # Their images are next in the frame of data, each of its own sizes.
@@ -231,6 +232,17 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
         """Width and height of the images that result."""
         last = self.second_pass or self.upscaling or self
         return last.width, last.height
+
+    @property
+    def sizes_of_passes(self) -> tuple[tuple[int, int], ...]:
+        """Width and height of each pass, px."""
+        first = self.width, self.height
+        return (first,) if self.second_pass is None else (first, self.result_px)
+
+    @property
+    def num_control_bytes(self) -> int:
+        """The bytes of the images of all its controls in the frame of data."""
+        return 3 * len(self.controls) * sum(map(math.prod, self.sizes_of_passes))
 
     @property
     def first_step_of_second_pass(self) -> int:

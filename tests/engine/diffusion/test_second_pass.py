@@ -3,18 +3,24 @@
 import warnings
 
 import diffusers
+import msgspec
 import numpy as np
 import PIL.Image
 import pytest
 import torch
 
+import tiny_models
 from generating import difference, evicted_image, generate, moved_image
+from ip_adapter_files import ENCODER
+from noria.engine.diffusion.input_images.controls import call_scales
 from noria.engine.diffusion.second_pass import enlarge
 from noria.errors import InvalidField
-from noria.protocol.diffusion import SecondPass
+from noria.images.start_image import ImageFiles, RequestImages
+from noria.protocol.diffusion import Control, IpAdapter, PixelUpscaler, SecondPass
 from noria.testing.requests import make_image_request
 from pipelines import set_scheduler
 from start_images import NATURAL_TOLERANCE, PARITY_TOLERANCE, load
+from uploads import file_of, photo
 
 SECOND = SecondPass(width=64, height=48, inference_steps=6, strength=0.7)
 
@@ -42,7 +48,8 @@ def make_request(number, second=SECOND, **fields):
     return make_image_request(f"r{number}", **settings | defaults | fields)
 
 
-def generate_with_pipelines(pipelines, request):
+def generate_with_pipelines(pipelines, request, of_first=None, of_second=None):
+    """The image of both pipelines, each with options of its own."""
     payload, second = request.payload, request.payload.second_pass
     options = {"prompt": payload.prompt, "guidance_scale": payload.guidance_scale}
     of_text, of_image = pipelines
@@ -57,6 +64,7 @@ def generate_with_pipelines(pipelines, request):
             output_type="latent",
             generator=torch.Generator("cpu").manual_seed(payload.seed),
             **options,
+            **(of_first or {}),
         ).images
         images = of_image(
             image=torch.nn.functional.interpolate(latents, (second.height // 4, second.width // 4), mode="bilinear"),
@@ -65,6 +73,7 @@ def generate_with_pipelines(pipelines, request):
             output_type="np",
             generator=torch.Generator("cpu").manual_seed(payload.seed),
             **options,
+            **(of_second or {}),
         ).images
     return (images[0] * 255).round().astype(np.uint8)
 
@@ -76,6 +85,62 @@ def test_it_gives_the_images_of_both_pipelines(tiny, pipelines, name):
         ours = generate(tiny[1], [request])[request.request_id, 0]
         assert ours.shape == (48, 64, 3)
         assert difference(ours, generate_with_pipelines(pipelines, request)) <= PARITY_TOLERANCE, request
+
+
+def test_controlnets_and_ip_adapters_are_in_both_passes(tiny_folder, tmp_path):
+    """A control's image has the second size in the second pass, and its start and end are parts of each."""
+    net = tiny_models.save_controlnet(tmp_path / "edges", tiny_folder)
+    adapters = tiny_models.save_ip_adapters(tmp_path / "models", tiny_folder, ["plain"])
+    spec, executor = load(tiny_folder, loras=(), controlnets=(str(net),), ip_adapters=(str(adapters),))
+    loaded = executor.model.ip_adapters.by_name["plain"]
+    shown = {"ip_adapter": IpAdapter("plain", 0.8, loaded.digest, image_px=ENCODER["image_size"])}
+    steered = {"controls": (Control("edges", 0.9, 0.0, 0.7),)}
+    names = ["euler-a", "dpm++2m", "heun", "ddim"]
+    requests = [
+        make_request(k, scheduler=names[k], **fields) for k, fields in enumerate([{}, shown, steered, shown | steered])
+    ]
+    picture, edges = photo((61, 45)), photo((96, 72), seed=3)
+    frames = {each.request_id: frame_of(each, picture, edges) for each in requests}
+    together = generate(executor, requests, [2, 0, 1, 3], frames)
+    classes = diffusers.StableDiffusionControlNetPipeline, diffusers.StableDiffusionControlNetImg2ImgPipeline
+    controlnet = diffusers.ControlNetModel.from_pretrained(net)
+    pipes = [each.from_pretrained(spec.folder, controlnet=controlnet, dtype=torch.float32) for each in classes]
+    for pipe in pipes:
+        pipe.set_progress_bar_config(disable=True)
+        pipe.load_ip_adapter(str(tmp_path), subfolder="models", weight_name="plain.safetensors")
+    for request in requests[1:]:
+        payload = request.payload
+        (control,) = payload.controls or (Control("edges", 0.0),)
+        for pipe in pipes:
+            pipe.set_ip_adapter_scale(0.0 if payload.ip_adapter is None else payload.ip_adapter.scale)
+        both = {
+            "ip_adapter_image": picture,
+            "controlnet_conditioning_scale": control.scale,
+            "control_guidance_end": control.end,
+        }
+        second = {"control_image": edges, "width": SECOND.width, "height": SECOND.height}
+        theirs = generate_with_pipelines(pipes, request, both | {"image": edges}, both | second)
+        assert difference(together[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+    moved = moved_image(executor, requests[3], 7, frames["r3"])
+    assert difference(moved, together["r3", 0]) <= NATURAL_TOLERANCE
+    by_pixels = msgspec.structs.replace(SECOND, pixel_upscaler=PixelUpscaler("Lanczos"))
+    prepared = executor.prepare(make_request(0, by_pixels, **steered), frames["r2"])
+    scales, second = prepared.controls[0].scales, prepared.second_stage_from
+    assert (len(scales), second) == (prepared.num_calls, 5 + prepared.upscaling.num_calls)
+    for of_pass in (scales[:5], scales[second:]):
+        assert np.array_equal(of_pass, call_scales(steered["controls"][0], len(of_pass)))
+
+
+def frame_of(request, picture, edges):
+    """The data of a request, as a front end makes it; None if it has no image."""
+    payload = request.payload
+    if not payload.has_images:
+        return None
+    files = ImageFiles(
+        controls=(file_of(edges),) * len(payload.controls), ip_adapter=file_of(picture) if payload.ip_adapter else None
+    )
+    sizes = payload.width, payload.height, None, None, ENCODER["image_size"], payload.result_px
+    return memoryview(RequestImages(files).pixels(*sizes))
 
 
 def test_of_the_bundled_model_it_shows_what_the_first_pass_shows(bundled_folder):
@@ -134,8 +199,8 @@ def test_latents_of_other_proportions_are_cut_on_both_sides(upscaler):
     assert 1.5 < wide.min() < wide.max() < 5.5
 
 
-def test_a_request_with_images_has_no_second_pass(tiny):
-    with pytest.raises(InvalidField, match="second_pass: images with others have none"):
+def test_a_request_with_a_start_image_has_no_second_pass(tiny):
+    with pytest.raises(InvalidField, match="second_pass: start images and reference images have none"):
         tiny[1].prepare(make_request(1, strength=0.5), memoryview(bytes(3 * 32 * 24)))
 
 

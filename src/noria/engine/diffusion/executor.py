@@ -23,7 +23,6 @@ from noria.engine.diffusion.decoding import Decoded, checked, decode, preview
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.image_conditioner import ImageConditioner, encode_images
 from noria.engine.diffusion.image_state import BegunImage, dump_image, load_image, save_image
-from noria.engine.diffusion.input_images.controls import active_controls
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
 from noria.engine.diffusion.latents import LatentSlots
 from noria.engine.diffusion.loras.model_loras import ModelLoras
@@ -312,7 +311,7 @@ class DiffusionExecutor:
             batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
             [self._guided[step.image][step.call] for batch in batches for step in batch.steps],
             [
-                active_controls(prepared.controls, step.call, self.model) if stage == 0 else []
+                prepared.active_controls(step.call, self.model)
                 for batch in batches
                 for step, prepared in zip(batch.steps, batch.prepared, strict=True)
             ],

@@ -25,8 +25,8 @@ from noria.models.diffusion.diffusion_model import (
     LatentRows,
     ReferencedModel,
 )
+from noria.models.diffusion.ip_adapter import ImageTokens
 from noria.models.diffusion.unet_models.controlnet import ControlRows
-from noria.models.diffusion.unet_models.ip_adapter import ImageTokens
 
 
 class CollatedRows:

@@ -18,9 +18,9 @@ from noria.engine.diffusion.preparation import PreparedImageRequest, refiner_of
 from noria.engine.diffusion.request import ScheduledPrompt, schedule_prompt
 from noria.models.diffusion.conditioning import Conditioning, ReferenceTokens
 from noria.models.diffusion.diffusion_model import DiffusionModel, ImagePromptedModel, ReferencedModel
+from noria.models.diffusion.ip_adapter import ImageTokens
 from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
-from noria.models.diffusion.unet_models.ip_adapter import ImageTokens
 
 PromptT = TypeVar("PromptT", bound=Prompt)
 

@@ -10,7 +10,12 @@ import torch
 
 from noria.config import EngineConfig
 from noria.engine.diffusion.image_state import BegunImage
-from noria.engine.diffusion.input_images.controls import PreparedControl, prepare_controls
+from noria.engine.diffusion.input_images.controls import (
+    ActiveControl,
+    PreparedControl,
+    active_controls,
+    prepare_controls,
+)
 from noria.engine.diffusion.input_images.image_prompts import ImagePrompt, check_ip_adapter
 from noria.engine.diffusion.input_images.references import ReferenceImages
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents, check_strength
@@ -103,15 +108,21 @@ class PreparedImageRequest(BaseImageRequest):
         """Return 1 for a call of the refiner, else 0."""
         return int(self.second_pass is None and self._is_second(call))
 
+    def pass_of(self, call: int) -> int:
+        """Return 1 for a call of the second pass, else 0."""
+        return int(self.second_pass is not None and self._is_second(call))
+
+    def active_controls(self, call: int, model: DiffusionModel) -> list[ActiveControl]:
+        """Return the controls that steer a call, which are none of a refiner's."""
+        return [] if self.stage_of(call) else active_controls(self.controls, call, self.pass_of(call), model)
+
     def first_call_of(self, call: int) -> int:
         """Return the first call of the pass that makes `call`."""
-        is_second = self.second_pass is not None and self._is_second(call)
-        return self.second_stage_from or 0 if is_second else 0
+        return self.second_stage_from or 0 if self.pass_of(call) else 0
 
     def shape_at(self, call: int) -> tuple[int, int, int]:
         """[C, H, W] of the latents before a call."""
-        is_second = self.second_pass is not None and self._is_second(call)
-        return self.second_pass.latent_shape if self.second_pass is not None and is_second else self.latent_shape
+        return self.second_pass.latent_shape if self.second_pass and self.pass_of(call) else self.latent_shape
 
     @property
     def largest_shape(self) -> tuple[int, int, int]:
@@ -196,7 +207,13 @@ class RequestPreparer:
             references=frame.references,
             image_prompt=frame.image_prompt,
             reference_px=reference_px,
-            controls=prepare_controls(payload.controls, frame.controls, num_unrefined, self._model, request.model),
+            controls=prepare_controls(
+                payload.controls,
+                frame.controls,
+                (num_unrefined, num_between, num_second),
+                self._model,
+                request.model,
+            ),
             second_stage_from=second_stage_from,
             second_pass=second_pass,
             embeddings=embeddings,
@@ -322,8 +339,10 @@ class RequestPreparer:
                 "Leave it out.",
                 field="second_pass",
             )
-        if payload.has_images:
-            raise InvalidField("second_pass: images with others have none; leave it or them out.", field="second_pass")
+        if payload.strength is not None or payload.reference_images:
+            raise InvalidField(
+                "second_pass: start images and reference images have none; leave it or them out.", field="second_pass"
+            )
 
     def _second_pass(self, second: SecondPass, table: SamplerTable) -> PreparedSecondPass:
         assert table.image_weights is not None, "a sampler that begins with an image"

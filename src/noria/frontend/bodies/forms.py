@@ -61,8 +61,7 @@ async def read_form(
     parsing = threads.run(client_id_of(http), parse_form, http.headers["content-type"], raw)
     del raw
     form = await parsing
-    takes_ip_adapter = "ip_adapter" in body_type.__struct_fields__
-    files = _files(form, mask_rule, is_edit=edited_by is not None, takes_ip_adapter=takes_ip_adapter)
+    files = _files(form, mask_rule, is_edit=edited_by is not None)
     body = _fields(form, body_type, problems)
     if edited_by is not None and (spec := await edited_by(body)) is not None:
         files = _as_edit(files, getattr(body, "strength", None), spec)
@@ -85,9 +84,13 @@ def _as_edit(files: ImageFiles, strength: float | None, spec: DiffusionModelSpec
     return files
 
 
-def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool, takes_ip_adapter: bool) -> ImageFiles:
-    names = (*(_START_NAMES if mask_rule else ()), *_CONTROL_NAMES, *(() if is_edit else _REFERENCE_NAMES))
-    names += (_IP_ADAPTER_NAME,) if takes_ip_adapter else ()
+def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFiles:
+    names = (
+        *(_START_NAMES if mask_rule else ()),
+        *_CONTROL_NAMES,
+        *(() if is_edit else _REFERENCE_NAMES),
+        _IP_ADAPTER_NAME,
+    )
     for name in names:
         if name in form.fields:
             raise InvalidField(f"{name} is a text, since it has no filename; send a file.", field=name)

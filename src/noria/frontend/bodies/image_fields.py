@@ -175,13 +175,12 @@ def describe_form(schema: JsonObject, *, starts: bool = True, needs_image: bool 
         "items": {"type": "string", "format": "binary"},
         "description": "the images of `controls`, in their order",
     }
-    if "ip_adapter" in schema["properties"]:
-        schema["properties"]["ip_adapter_image"] = {
-            "type": "string",
-            "format": "binary",
-            "description": "the image of `ip_adapter`",
-        }
-    for name in {"loras", "controls", "ip_adapter", "refiner"} & schema["properties"].keys():
+    schema["properties"]["ip_adapter_image"] = {
+        "type": "string",
+        "format": "binary",
+        "description": "the image of `ip_adapter`",
+    }
+    for name in ("loras", "controls", "ip_adapter", "refiner"):
         schema["properties"][name] = {"type": "string", "description": f"JSON: {IMAGE_FIELDS[name]}"}
     if needs_image:
         schema["required"] = sorted({*schema["required"], "image"})

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from noria.frontend.services.images.generation_types import AdmittedRequest
 from noria.jobs.records import WantedEvent
 from noria.jobs.webhooks.url_check import MAX_URL_CHARS
 from noria.protocol.diffusion import DiffusionPayload
-from noria.protocol.request import ControlField, ImageRequestBody
+from noria.protocol.request import ImageRequestBody
 
 BodyT = TypeVar("BodyT", ImageRequestBody, GenerationsRequestBody)
 
@@ -89,9 +89,19 @@ class JobImages:
     references: list[str] = dataclasses.field(default_factory=list)
     ip_adapter: str | None = None
 
-    def put_back(self, controls: Sequence[ControlField]) -> tuple[ControlField, ...]:
-        """Return the controls with their images."""
-        return tuple(msgspec.structs.replace(control, image=self.controls.get(k)) for k, control in enumerate(controls))
+    def put_back(self, body: BodyT) -> BodyT:
+        """Return a body with its files, which are dropped here."""
+        body = msgspec.structs.replace(
+            body,
+            **self.start,
+            controls=tuple(
+                msgspec.structs.replace(control, image=self.controls.get(k)) for k, control in enumerate(body.controls)
+            ),
+            reference_images=tuple(self.references) or body.reference_images,
+            ip_adapter=body.ip_adapter and msgspec.structs.replace(body.ip_adapter, image=self.ip_adapter),
+        )
+        self.clear()
+        return body
 
     def clear(self) -> None:
         """Drop the files."""
@@ -165,26 +175,14 @@ async def admit_input(
     try:
         if endpoint == ENDPOINTS[0]:
             body = decode(msgspec.json.encode(fields), ImageRequestBody, problems=problems)
-            body = _without_streaming(body, problems)
-            body = msgspec.structs.replace(
-                apply_headers(body, headers),
-                **images.start,
-                controls=images.put_back(body.controls),
-                reference_images=tuple(images.references) or body.reference_images,
-                ip_adapter=body.ip_adapter and msgspec.structs.replace(body.ip_adapter, image=images.ip_adapter),
-            )
-            images.clear()
+            body = images.put_back(apply_headers(_without_streaming(body, problems), headers))
             admitting = generation_service.admit(body, context, job_id=job_id, problems=problems)
             del body
             return await admitting
         generations_body = decode(msgspec.json.encode(fields), GenerationsRequestBody, problems=problems)
-        generations_body = _without_streaming(generations_body, problems)
-        controls = images.put_back(generations_body.controls)
-        references = tuple(images.references) or generations_body.reference_images
-        generations_body = msgspec.structs.replace(generations_body, controls=controls, reference_images=references)
-        images.clear()
+        generations_body = images.put_back(_without_streaming(generations_body, problems))
         admitting = admit_generation(generation_service, generations_body, context, headers, problems, job_id=job_id)
-        del generations_body, controls, references
+        del generations_body
         return await admitting
     except (InvalidField, UnreadableImage, BodyTooLarge) as error:
         if error.field is not None and not error.field.startswith("X-"):  # not a header

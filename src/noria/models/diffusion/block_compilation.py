@@ -33,6 +33,14 @@ def compile_blocks(denoiser: Any) -> None:
         block.compile(dynamic=True)
 
 
+def check_not_compiled(config: EngineConfig, setting: str) -> None:
+    """Raise ConfigError if the model is compiled as a whole: nothing that `setting` names can change its calls."""
+    if config.compile:
+        raise ConfigError(
+            f"engine.{setting} does not work with engine.compile. Switch off one of them, or use engine.compile_blocks."
+        )
+
+
 def use_private_cache(config: EngineConfig) -> None:
     """Have torch keep compiled code in a private folder of the cache folder, unless the operator has named one.
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens
+from noria.models.diffusion.ip_adapter import IpAdapters
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows
-from noria.models.diffusion.unet_models.ip_adapter import IpAdapters
 from noria.models.diffusion.unet_models.refiner import Refiner
 from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.guidance import Guidance

@@ -8,7 +8,9 @@ import contextlib
 import logging
 import pathlib
 import time
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -29,6 +31,26 @@ from noria.protocol.diffusion import DiffusionModelSpec
 _log = logging.getLogger("noria.models")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+PartT = TypeVar("PartT")
+
+
+class SharedParts(Generic[PartT]):
+    """Parts that the models of a process share while one of them holds them, by what makes them equal."""
+
+    def __init__(self) -> None:
+        self._parts: weakref.WeakValueDictionary[tuple[object, ...], PartT] = weakref.WeakValueDictionary()
+
+    def __contains__(self, key: tuple[object, ...]) -> bool:
+        return key in self._parts
+
+    def get(self, key: tuple[object, ...], load: Callable[[], PartT]) -> PartT:
+        """Return the part of a key; if no model holds it, what `load` returns."""
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = load()
+        return part
 
 
 def text_encoder_placement(config: EngineConfig, device: str) -> tuple[torch.dtype, str]:

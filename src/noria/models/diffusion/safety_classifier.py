@@ -6,14 +6,13 @@ That both agree is tested when the classifier is loaded, so that a processor wit
 Shapes: B images, L labels, H × W size of an image, S × T size of the classifier's input.
 """
 
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from noria.errors import ModelError
-from noria.models.diffusion.part_loading import load_weights
+from noria.models.diffusion.part_loading import SharedParts, load_weights
 from noria.models.safety_folders import PREPROCESSOR_FILE, STEM, SafetyFolder, SafetyRule
 
 _MODES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -77,8 +76,7 @@ class SafetyCheck:
         return scores_B.nan_to_num(nan=1.0).clamp(max=1.0)
 
 
-_loaded: "weakref.WeakValueDictionary[tuple[str, str], Any]" = weakref.WeakValueDictionary()
-"""Classifiers, shared by the models of a process, by digest and device."""
+_loaded: SharedParts[Any] = SharedParts()  # by digest and device
 
 
 def is_loaded(rule: SafetyRule, device: str) -> bool:
@@ -91,26 +89,28 @@ def load_safety_check(rule: SafetyRule, device: str) -> SafetyCheck:
 
     Raises ModelError: its weights do not match its configuration, or its images are prepared by steps of its own.
     """
+    preparation = _read_preparation(rule.folder)
+    classifier = _loaded.get((rule.folder.digest, device), lambda: _load(rule.folder, preparation, device))
+    return SafetyCheck(rule, classifier, preparation)
+
+
+def _load(folder: SafetyFolder, preparation: _Preparation, device: str) -> Any:
+    """Load the classifier of a folder, and try it."""
     from transformers import AutoModelForImageClassification
 
-    folder = rule.folder
-    preparation = _read_preparation(folder)
-    classifier = _loaded.get((folder.digest, device))
-    if classifier is None:
-        try:
-            classifier = load_weights(AutoModelForImageClassification, folder.path, STEM, torch.float32, device)
-            with torch.inference_mode():
-                image = torch.zeros((1, *_TEST_PX, 3), dtype=torch.uint8, device=device)
-                num_labels = classifier(pixel_values=preparation.apply(image)).logits.shape[1]
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"the safety classifier in {folder.path} cannot be loaded: {error}") from error
-        if num_labels != len(folder.labels):
-            raise ModelError(
-                f"{folder.path / 'config.json'}: id2label has {len(folder.labels)} labels, but the classifier answers "
-                f"with {num_labels} numbers. Save the model again with save_pretrained."
-            )
-        _loaded[folder.digest, device] = classifier
-    return SafetyCheck(rule, classifier, preparation)
+    try:
+        classifier = load_weights(AutoModelForImageClassification, folder.path, STEM, torch.float32, device)
+        with torch.inference_mode():
+            image = torch.zeros((1, *_TEST_PX, 3), dtype=torch.uint8, device=device)
+            num_labels = classifier(pixel_values=preparation.apply(image)).logits.shape[1]
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"the safety classifier in {folder.path} cannot be loaded: {error}") from error
+    if num_labels != len(folder.labels):
+        raise ModelError(
+            f"{folder.path / 'config.json'}: id2label has {len(folder.labels)} labels, but the classifier answers "
+            f"with {num_labels} numbers. Save the model again with save_pretrained."
+        )
+    return classifier
 
 
 def _read_preparation(folder: SafetyFolder) -> _Preparation:

@@ -11,9 +11,8 @@ import pytest
 import torch
 import transformers
 
-import tiny_models
 from generating import difference, evicted_image, final_latents, generate, moved_image, relative
-from ip_adapter_files import ENCODER, save_ip_adapter
+from ip_adapter_files import ENCODER
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -27,39 +26,17 @@ from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import IpAdapter, Lora
 from noria.testing.requests import make_image_request
 from pipelines import run_pipeline, set_scheduler
+from tiny_models import save_flux, save_ip_adapters
 from uploads import file_of, photo
 
 # As in `test_controlnets.py`.
 PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
-KINDS = ("plain", "plus", "full")
+KINDS = ("plain", "plus", "full")  # all that are saved for a UNet
 PIPELINES = {
     "stable-diffusion": diffusers.StableDiffusionPipeline,
     "stable-diffusion-xl": diffusers.StableDiffusionXLPipeline,
+    "flux": diffusers.FluxPipeline,
 }
-
-
-def save_adapters(folder, model, kinds=KINDS):
-    """Write adapters for the UNet of a model, called as their kinds, and their image encoder."""
-    torch.manual_seed(7)
-    config = transformers.CLIPVisionConfig(
-        **{name: value for name, value in ENCODER.items() if name != "architectures"},
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        patch_size=8,
-    )
-    encoder = transformers.CLIPVisionModelWithProjection(config)
-    tiny_models.randomise(encoder)
-    encoder.save_pretrained(folder / "image_encoder")
-    unet = diffusers.UNet2DConditionModel.from_pretrained(model / "unet")
-    layers = [
-        tuple(unet.get_submodule(name.removesuffix(".processor")).to_k.weight.shape)
-        for name in unet.attn_processors
-        if "attn2" in name
-    ]
-    for seed, kind in enumerate(kinds):
-        save_ip_adapter(folder / f"{kind}.safetensors", layers, kind=kind, seed=seed)
-    return folder
 
 
 def load(folder, adapters, **settings):
@@ -70,10 +47,17 @@ def load(folder, adapters, **settings):
     return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
 
 
-@pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder"])
+@pytest.fixture(scope="module")
+def flux_folder(tmp_path_factory):
+    """A model folder like FLUX.1 dev with two blocks of the kind that IP-Adapters change."""
+    return save_flux(tmp_path_factory.mktemp("flux"), transformer={"num_layers": 2})
+
+
+@pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder", "flux_folder"])
 def served(request, tmp_path_factory):
     folder = request.getfixturevalue(request.param)
-    return *load(folder, save_adapters(tmp_path_factory.mktemp("served") / "models", folder)), folder
+    kinds = ("flux",) if request.param == "flux_folder" else KINDS
+    return *load(folder, save_ip_adapters(tmp_path_factory.mktemp("served") / "models", folder, kinds)), folder
 
 
 def image_of(request):
@@ -82,16 +66,21 @@ def image_of(request):
 
 
 def make_request(executor, number, name=None, scale=0.8, **fields):
+    """A request with an adapter by its name, or by its number among those of the model."""
+    is_flux = executor.model.guidance.embedded
     settings = {
         "prompt": ["a red circle", "a blue square above a green star", "a large ring"][number % 3],
-        "negative_prompt": [None, "", "a black cross"][number % 3],
+        "negative_prompt": None if is_flux else [None, "", "a black cross"][number % 3],
         "seed": 700 + number,
         "width": 48,
         "height": 32,
         "inference_steps": 4,
         "guidance_scale": [1.0, 5.0][number % 2],
-        "scheduler": "ddim",
+        "scheduler": "flow-euler" if is_flux else "ddim",
     }
+    if isinstance(name, int):
+        names = list(executor.model.ip_adapters.by_name)
+        name = names[name % len(names)]
     if name is not None:
         digest = executor.model.ip_adapters.by_name[name].digest
         settings["ip_adapter"] = IpAdapter(name, scale, digest, image_px=ENCODER["image_size"])
@@ -115,40 +104,53 @@ def generate_all(executor, requests, arrivals=None):
 def pipeline(spec, adapters, name):
     pipe = PIPELINES[spec.family].from_pretrained(spec.folder, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
-    pipe.load_ip_adapter(str(adapters.parent), subfolder=adapters.name, weight_name=f"{name}.safetensors")
+    of_flux = {
+        "image_encoder_pretrained_model_name_or_path": str(adapters / "image_encoder"),
+        "image_encoder_dtype": torch.float32,
+    }
+    pipe.load_ip_adapter(
+        str(adapters.parent),
+        subfolder=adapters.name,
+        weight_name=f"{name}.safetensors",
+        **(of_flux if spec.family == "flux" else {}),
+    )
     return pipe
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_images_are_those_of_the_pipelines(served, kind):
+def test_images_are_those_of_the_pipelines(served):
     spec, executor, _ = served
-    adapters = next(iter(IpAdapterFiles.of(executor.config).for_model(spec).values())).path.parent
-    requests = [make_request(executor, k, kind, scale, n=1 + k // 3) for k, scale in enumerate([0.5, 1.0, 1.0, 0.5])]
-    images = generate_all(executor, requests)
-    pipe = pipeline(spec, adapters, kind)
-    for request in requests[:3]:
-        is_xl = spec.family == "stable-diffusion-xl"  # whose pipeline leaves steps_offset as the folder has it
-        set_scheduler(pipe, request, spec.folder, clip_sample=False, **({} if is_xl else {"steps_offset": 1}))
-        pipe.set_ip_adapter_scale(request.payload.ip_adapter.scale)
-        theirs = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
-        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
-        pipe.set_ip_adapter_scale(0.0)
-        without = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
-        assert difference(without, theirs) > 2 * PARITY_TOLERANCE, request
+    for kind, file in IpAdapterFiles.of(executor.config).for_model(spec).items():
+        requests = [make_request(executor, k, kind, scale, n=1 + k // 3) for k, scale in enumerate([0.5, 1, 1, 0.5])]
+        images = generate_all(executor, requests)
+        pipe = pipeline(spec, file.path.parent, kind)
+        for request in requests[:3]:
+            # The pipeline of XL leaves steps_offset as the folder has it.
+            overrides = {"stable-diffusion": {"steps_offset": 1, "clip_sample": False}, "flux": {}}
+            set_scheduler(pipe, request, spec.folder, **overrides.get(spec.family, {"clip_sample": False}))
+            pipe.set_ip_adapter_scale(request.payload.ip_adapter.scale)
+            theirs = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
+            assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+            pipe.set_ip_adapter_scale(0.0)
+            without = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
+            assert difference(without, theirs) > 2 * PARITY_TOLERANCE, request
 
 
 def mixed(executor):
     """Images with each kind at several scales, guided and not, with joined prompts, and with none."""
-    choices = [(), ("plain", 0.5), ("plus", 1.0), ("full", 0.3), ("plain", 1.4), ("plus", 0.0)]
+    choices = [(), (1, 0.5), (2, 1.0), (0, 0.3), (1, 1.4), (2, 0.0)]
+    is_flux = executor.model.guidance.embedded
+    names = ["flow-euler", "flow-dpm++2m"] * 2 if is_flux else ["ddim", "euler-a", "dpm++2m-karras", "heun"]
+    of_flux = [{}, {"width": 64}]  # sizes share its calls
+    of_unets = [{}, {"prompt": "a red circle AND a ring :0.7", "prompt_syntax": "a1111"}]
     return [
         make_request(
             executor,
             k,
             *choices[k % 6],
-            scheduler=["ddim", "euler-a", "dpm++2m-karras", "heun"][k % 4],
+            scheduler=names[k % 4],
             inference_steps=3 + k % 4,
             n=1 + (k == 7),
-            **({"prompt": "a red circle AND a ring :0.7", "prompt_syntax": "a1111"} if k in (2, 6) else {}),
+            **(of_flux if is_flux else of_unets)[k in (2, 6)],
         )
         for k in range(12)
     ]
@@ -186,8 +188,11 @@ def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served,
 
 
 @pytest.mark.slow
-def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder, tmp_path):
-    _, executor = load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder), buckets=(32,))
+@pytest.mark.parametrize("name", ["tiny_folder", "flux_folder"])
+def test_with_padded_rows_they_are_equal_in_every_bit(name, tmp_path, request):
+    folder = request.getfixturevalue(name)
+    adapters = save_ip_adapters(tmp_path / "models", folder, ("flux",) if name == "flux_folder" else KINDS)
+    _, executor = load(folder, adapters, buckets=(32,))
     requests = mixed(executor)[:8]
     together = generate_all(executor, requests, [(7 * k) % 4 for k in range(8)])
     for request in requests:
@@ -197,7 +202,7 @@ def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder, tmp_path):
 
 def test_moved_and_evicted_images_are_those_of_an_undisturbed_run(served):
     _, executor, _ = served
-    request = make_request(executor, 1, "plus", inference_steps=6)
+    request = make_request(executor, 1, 2, inference_steps=6)
     undisturbed = generate_all(executor, [request])["r1", 0]
     assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= 1
     assert difference(evicted_image(executor, request, 3, frame(request)), undisturbed) <= 1
@@ -205,16 +210,18 @@ def test_moved_and_evicted_images_are_those_of_an_undisturbed_run(served):
 
 def test_an_image_is_encoded_once_for_its_request_and_with_others_at_once(served, monkeypatch):
     _, executor, _ = served
-    encoder, calls = executor.model.ip_adapters.by_name["plain"]._encoder, []
+    encoder, calls = next(iter(executor.model.ip_adapters.by_name.values()))._encoder, []
     forward = encoder.forward
     monkeypatch.setattr(encoder, "forward", lambda pixels, **k: calls.append(len(pixels)) or forward(pixels, **k))
-    generate_all(executor, [make_request(executor, k, "plain", n=2) for k in range(3)] + [make_request(executor, 3)])
+    generate_all(executor, [make_request(executor, k, 0, n=2) for k in range(3)] + [make_request(executor, 3)])
     assert calls == [3]
 
 
 def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
     (tmp_path / "loras").mkdir()
-    _, executor = load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder), loras=(str(tmp_path / "loras"),))
+    _, executor = load(
+        tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder), loras=(str(tmp_path / "loras"),)
+    )
     file = tmp_path / "loras" / "ink.safetensors"
     save_diffusers_lora(file, executor.model.lora_parts, rank=2, seed=2)
     adapted = {"loras": (Lora("ink", 0.7, digest_of(file)),)}
@@ -233,7 +240,7 @@ def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("attention", ["plain", "sliced"])
 def test_they_are_the_same_with_each_attention(tiny_folder, tmp_path, attention):
-    adapters = save_adapters(tmp_path / "models", tiny_folder, ("plain",))
+    adapters = save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",))
     images = [
         generate_all(executor, [make_request(executor, 1, "plain")])["r1", 0]
         for executor in (load(tiny_folder, adapters, attention=each)[1] for each in ("sdpa", attention))
@@ -243,10 +250,10 @@ def test_they_are_the_same_with_each_attention(tiny_folder, tmp_path, attention)
 
 def test_adapters_that_are_not_loaded_are_rejected(served):
     _, executor, _ = served
-    request = make_request(executor, 1, "plain")
+    request = make_request(executor, 1, 0)
     adapter = request.payload.ip_adapter
     for change, message in [
-        ({"name": "other"}, "no IP-Adapter 'other'; allowed are 'full', 'plain', 'plus'"),
+        ({"name": "other"}, f"no IP-Adapter 'other'; allowed are '{adapter.name}'"),
         ({"digest": "0" * 12}, "'0{12}' on disk, but .* is loaded. Restart"),
         ({"image_px": 16}, "the data has 3072 bytes, and not the 768 of the image of an IP-Adapter"),
     ]:
@@ -256,8 +263,8 @@ def test_adapters_that_are_not_loaded_are_rejected(served):
             executor.prepare(msgspec.structs.replace(request, payload=payload), frame(request))
 
 
-def test_a_family_without_a_unet_has_none(tiny_z_image_folder, tiny_folder, tmp_path):
-    _, executor = load(tiny_z_image_folder, save_adapters(tmp_path / "models", tiny_folder, ("plain",)))
+def test_another_family_has_none(tiny_z_image_folder, tiny_folder, tmp_path):
+    _, executor = load(tiny_z_image_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)))
     request = make_image_request("r", scheduler="flow-euler", ip_adapter=IpAdapter("plain", image_px=32))
     with pytest.raises(InvalidField, match="it has none; the operator sets"):
         executor.prepare(request, memoryview(bytes(3072)))
@@ -265,14 +272,14 @@ def test_a_family_without_a_unet_has_none(tiny_z_image_folder, tiny_folder, tmp_
 
 def test_compiled_models_have_none(tiny_folder, tmp_path):
     with pytest.raises(ConfigError, match=r"engine\.ip_adapters does not work with engine\.compile"):
-        load(tiny_folder, save_adapters(tmp_path / "models", tiny_folder, ("plain",)), compile=True)
+        load(tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)), compile=True)
 
 
 def test_the_weights_of_adapters_count_and_their_encoder_once(served):
     spec, executor, _ = served
     parts = weights_of(spec, executor.config).here
     adapters = executor.model.ip_adapters.by_name
-    assert {f"IP-Adapter {kind}" for kind in KINDS} <= parts.keys()
+    assert {f"IP-Adapter {kind}" for kind in adapters} <= parts.keys()
     (encoder,) = {id(each._encoder): each._encoder for each in adapters.values()}.values()
     (num_bytes,) = [num_bytes for part, num_bytes in parts.items() if part.startswith("image encoder")]
     assert num_bytes == 4 * sum(each.numel() for each in encoder.state_dict().values())

@@ -170,13 +170,16 @@ def test_openais_routes_have_them(steered, controlled, edges):
     assert answer.status_code == 200, answer.text
     assert (controlled.submitted[2].payload.controls, controlled.data[2]) == ((edges,), photo().tobytes())
     answer = steered.post("/v1/images/generations", data=form, files=files)
-    assert (answer.status_code, "unknown file 'image'. Known are: control, reference_image." in answer.text) == (
+    assert (
+        answer.status_code,
+        "unknown file 'image'. Known are: control, reference_image, ip_adapter_image." in answer.text,
+    ) == (
         400,
         True,
     )
     for sent, message in (
         ({"image": files["image"]}, "controls has 1 entry and 0 images; send a file `control` for each entry."),
-        ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control."),
+        ({**files, "extra": ("c.png", PHOTO)}, "Known are: image, mask, control, ip_adapter_image."),
     ):
         answer = steered.post("/v1/images/edits", data=form, files=sent)
         assert (answer.status_code, message in answer.text) == (400, True), answer.text
@@ -269,6 +272,22 @@ def test_a1111s_units_are_controls(steered, controlled, edges):
     assert b64(PHOTO) not in answer.text
 
 
+@pytest.mark.parametrize(
+    ("second_px", "kept"),
+    [((128, 96), (0, 0, 64, 48)), ((48, 72), (16, 0, 48, 48)), ((128, 72), (0, 6, 64, 42))],
+)
+def test_a_second_pass_has_them_in_its_own_size_cut_as_latents_are(steered, controlled, edges, second_px, kept):
+    size = {"width": 32, "height": 24, "hr_resize_x": second_px[0], "hr_resize_y": second_px[1]}
+    answer = steered.post("/sdapi/v1/txt2img", json=scripts(unit(hr_option="Both")) | {"enable_hr": True} | size)
+    assert answer.status_code == 200, answer.text
+    assert controlled.submitted[0].payload.controls == (edges,)
+    small, large = (
+        photo().crop(box).resize(px, Image.Resampling.LANCZOS)
+        for box, px in (((0, 0, 64, 48), (32, 24)), (kept, second_px))
+    )
+    assert controlled.data[0] == small.tobytes() + large.tobytes()
+
+
 def test_a1111s_clients_find_them(steered, controlled, edges):
     def get(path):
         answer = steered.get(path)
@@ -315,6 +334,7 @@ def test_other_proportions_are_rejected_before_pixels_are_decoded_and_counted(st
             (scripts(unit(**mode)) | {"width": 48}, 400, "64 × 48 pixels and the result 48 × 48: cropping and filling")
             for mode in ({"resize_mode": 1}, {"resize_mode": None}, {"resize_mode": ""}, {})
         ),
+        (scripts(unit(hr_option="Low res only")) | {"enable_hr": True}, 400, "args[0].hr_option is 'Low res only'"),
         (scripts(unit(guessmode=True)), 400, "args[0].guessmode is true"),
         (scripts(unit(strange=1)), 400, "args[0]: 'strange' is not supported"),
         (scripts(unit(strange=1, odd=2, none=None)), 400, "args[0]: 'strange', 'odd' are not supported: leave them"),

@@ -68,26 +68,37 @@ def unit(**changes):
     return {"module": "ip-adapter-auto", "model": f"{NAME} [0123abcd]", "image": b64(PHOTO), "weight": 0.6} | changes
 
 
-@pytest.mark.parametrize("way", ["json", "form", "job", "a1111"])
-def test_an_engine_gets_the_adapter_and_the_middle_of_its_image(prompted, engine, adapter, way):
+@pytest.mark.parametrize(
+    ("way", "path"),
+    [
+        *((way, path) for way in ("json", "form", "job") for path in ("/t2i", "/v1/images/generations")),
+        ("edit", "/v1/images/edits"),
+        ("a1111", "/sdapi/v1/txt2img"),
+        ("hires", "/sdapi/v1/txt2img"),
+    ],
+)
+def test_an_engine_gets_the_adapter_and_the_middle_of_its_image(prompted, engine, adapter, way, path):
     body = {"prompt": "p", "ip_adapter": ASKED}
-    if way == "form":
+    if way in ("form", "edit"):
         form = {"prompt": "p", "ip_adapter": json.dumps({"name": NAME, "scale": 0.6})}
-        answer = prompted.post("/t2i", data=form, files={"ip_adapter_image": PHOTO})
+        files = {"ip_adapter_image": PHOTO} | ({"image": PHOTO} if way == "edit" else {})
+        answer = prompted.post(path, data=form, files=files)
     elif way == "job":
-        answer = prompted.post("/v1/jobs", json={"input": body})
+        answer = prompted.post("/v1/jobs", json={"input": body | {"endpoint": path}})
         stored = prompted.get(f"/v1/jobs/{answer.json()['id']}").json()["input"]
         assert stored["ip_adapter"] == ASKED | {"image": f"sha256:{adapter.image_digest}"}
-    elif way == "a1111":
-        scripts = {"controlnet": {"args": [unit()]}}
-        answer = prompted.post("/sdapi/v1/txt2img", json={"prompt": "p", "alwayson_scripts": scripts})
+    elif way in ("a1111", "hires"):
+        a1111 = {"prompt": "p", "alwayson_scripts": {"controlnet": {"args": [unit()]}}, "enable_hr": way == "hires"}
+        answer = prompted.post(path, json=a1111)
     else:
-        answer = prompted.post("/t2i", json=body)
+        answer = prompted.post(path, json=body)
     assert answer.is_success, answer.text
     wait_until(lambda: engine.data)
     assert engine.submitted[0].payload.ip_adapter == adapter
-    assert engine.submitted[0].payload.width == FAKE_MODEL.default_width_px
-    assert engine.data == [PIXELS]
+    if way != "edit":
+        assert engine.submitted[0].payload.width == FAKE_MODEL.default_width_px
+    assert engine.data == [photo().tobytes() * (way == "edit") + PIXELS]
+    assert (engine.submitted[0].payload.second_pass is not None) == (way == "hires")
 
 
 def test_it_follows_the_other_images_and_is_in_the_file(prompted, engine, adapter, tmp_path):
@@ -121,8 +132,9 @@ def test_they_are_listed(prompted, client, adapter):
         (ASKED | {"start": 0.5}, 400, "start"),
     ],
 )
-def test_others_are_rejected(prompted, engine, asked, status, message):
-    answer = prompted.post("/t2i", json={"prompt": "p", "ip_adapter": asked})
+@pytest.mark.parametrize("path", ["/t2i", "/v1/images/generations"])
+def test_others_are_rejected(prompted, engine, path, asked, status, message):
+    answer = prompted.post(path, json={"prompt": "p", "ip_adapter": asked})
     assert answer.status_code == status
     error = answer.json()["error"]
     assert message in error["message"]

@@ -376,6 +376,7 @@ def names(*tensors, shape=(4, 4)):
         (names("clip_l", "clip_g"), r"is an embedding"),
         (names("control_model.time_embed.0.weight"), r"is a ControlNet.*--controlnets FOLDER"),
         (names("ip_adapter.1.to_k_ip.weight", "image_proj.norm.weight"), r"is an IP-Adapter"),
+        (names("ip_adapter_proj_model.norm.weight"), r"is an IP-Adapter"),
         (names("model.diffusion_model.double_blocks.0.img_attn.qkv.weight"), r"is a file with .*FLUX\.1, but not all"),
         (
             names("distilled_guidance_layer.in_proj.bias"),

@@ -51,13 +51,19 @@ class PreparedControl:
 
     name: str
     scales: NDArray[np.float32]  # the scale in each call; 0: it does not steer that one
-    image: ControlImage
+    images: tuple[ControlImage, ...]  # its image in each pass
 
 
 def prepare_controls(
-    controls: Sequence[Control], images: Sequence[ControlImage], num_calls: int, model: DiffusionModel, model_name: str
+    controls: Sequence[Control],
+    images: Sequence[tuple[ControlImage, ...]],
+    num_calls: Sequence[int],
+    model: DiffusionModel,
+    model_name: str,
 ) -> tuple[PreparedControl, ...]:
-    """Return the controls of a request, whose sampler makes `num_calls` calls.
+    """Return the controls of a request: start and end are parts of the calls of each pass.
+
+    `num_calls` are those of the first pass, between both, which are not the model's, and of the second one.
 
     Raises:
         ControlNetNotFound: the model has none of this name loaded.
@@ -78,8 +84,8 @@ def prepare_controls(
                 field="controls",
             )
     return tuple(
-        PreparedControl(control.name, call_scales(control, num_calls), image)
-        for control, image in zip(controls, images, strict=True)
+        PreparedControl(control.name, np.concatenate([call_scales(control, each) for each in num_calls]), of_passes)
+        for control, of_passes in zip(controls, images, strict=True)
     )
 
 
@@ -91,10 +97,12 @@ def call_scales(control: Control, num_calls: int) -> NDArray[np.float32]:
     return np.where(is_kept, np.float32(control.scale), np.float32(0))
 
 
-def active_controls(controls: Sequence[PreparedControl], call: int, model: DiffusionModel) -> list[ActiveControl]:
-    """Return those that steer a call."""
+def active_controls(
+    controls: Sequence[PreparedControl], call: int, pass_number: int, model: DiffusionModel
+) -> list[ActiveControl]:
+    """Return those that steer a call of a pass, 0 or 1."""
     return [
-        ActiveControl(each.name, float(each.scales[call]), each.image.on_device(model))
+        ActiveControl(each.name, float(each.scales[call]), each.images[pass_number].on_device(model))
         for each in controls
         if each.scales[call]
     ]

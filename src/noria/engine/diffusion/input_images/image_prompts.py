@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from noria.errors import InvalidField
 from noria.models.diffusion.diffusion_model import DiffusionModel, ImagePromptedModel
-from noria.models.diffusion.unet_models.ip_adapter import ImageTokens
+from noria.models.diffusion.ip_adapter import ImageTokens
 from noria.models.ip_adapter_files import unknown_ip_adapter
 from noria.protocol.diffusion import IpAdapter
 

@@ -1,8 +1,8 @@
 """The start of a request: the pixels and the mask that it brings, until they are latents.
 
 The frame of data is [height, width, 3] uint8 RGB and, with a mask, [height, width] uint8, of which 128 and more is
-repainted; then [height, width, 3] for each control, and for each reference, of its own size; and at last of the image
-of the IP-Adapter, whose sides are its encoder's.
+repainted; then [height, width, 3] for each control, in the size of each pass, and for each reference, of its own size;
+and at last of the image of the IP-Adapter, whose sides are its encoder's.
 """
 
 import math
@@ -118,7 +118,7 @@ class RequestFrame(NamedTuple):
     """The images of a request."""
 
     start: StartLatents | None = None
-    controls: tuple[ControlImage, ...] = ()
+    controls: tuple[tuple[ControlImage, ...], ...] = ()  # for each its image in each pass
     references: ReferenceImages | None = None
     image_prompt: ImagePrompt | None = None
 
@@ -165,11 +165,10 @@ class StartFrameReader:
             )
         if data is None:
             return RequestFrame()
-        shape = payload.height, payload.width, 3
         frame = np.frombuffer(data, np.uint8)
         image_prompt_at = len(frame) - _num_image_prompt_bytes(payload)
         first_reference = image_prompt_at - payload.num_reference_bytes
-        first_control = first_reference - len(payload.controls) * math.prod(shape)
+        first_control = first_reference - payload.num_control_bytes
         of_start, of_controls, of_references, of_image_prompt = np.split(
             frame, [first_control, first_reference, image_prompt_at]
         )
@@ -182,14 +181,15 @@ class StartFrameReader:
                 )
             # Copies, which do not keep the frame.
             start = self._read_start(payload, of_start, latent_shape) if payload.strength is not None else None
-            controls = tuple(ControlImage(pixels_HW3.copy()) for pixels_HW3 in of_controls.reshape(-1, *shape))
+            controls = _read_controls(payload, of_controls)
             references = _read_references(payload, of_references) if payload.reference_images else None
             image_prompt = None
             if (adapter := payload.ip_adapter) is not None:
                 image_prompt = ImagePrompt(
                     adapter, of_image_prompt.reshape(adapter.image_px, adapter.image_px, 3).copy()
                 )
-            self._alive.update(each for each in (start, *controls, references, image_prompt) if each is not None)
+            of_passes = (image for each in controls for image in each)
+            self._alive.update(each for each in (start, *of_passes, references, image_prompt) if each is not None)
         return RequestFrame(start, controls, references, image_prompt)
 
     def _read_start(
@@ -225,8 +225,8 @@ def _num_bytes(payload: DiffusionPayload) -> int:
     """Return how long the frame of a request is."""
     start_px = payload.start_px or (payload.width, payload.height)
     of_start = 0 if payload.strength is None else (3 + payload.has_mask) * math.prod(start_px)
-    of_controls = 3 * len(payload.controls) * payload.height * payload.width
-    return of_start + of_controls + payload.num_reference_bytes + _num_image_prompt_bytes(payload)
+    of_others = payload.num_control_bytes + payload.num_reference_bytes
+    return of_start + of_others + _num_image_prompt_bytes(payload)
 
 
 def _num_image_prompt_bytes(payload: DiffusionPayload) -> int:
@@ -242,6 +242,18 @@ def _describe(payload: DiffusionPayload) -> str:
         *(["the image of an IP-Adapter"] if payload.ip_adapter is not None else []),
     ]
     return " and ".join(parts) or "no image"
+
+
+def _read_controls(payload: DiffusionPayload, frame: NDArray[np.uint8]) -> tuple[tuple[ControlImage, ...], ...]:
+    sizes = payload.sizes_of_passes
+    ends = np.cumsum([3 * math.prod(size) for size in sizes])
+    return tuple(
+        tuple(
+            ControlImage(pixels.reshape(height, width, 3).copy())
+            for pixels, (width, height) in zip(np.split(of_control, ends[:-1]), sizes, strict=True)
+        )
+        for of_control in frame.reshape(len(payload.controls), -1 if payload.controls else 0)
+    )
 
 
 def _read_references(payload: DiffusionPayload, frame: NDArray[np.uint8]) -> ReferenceImages:

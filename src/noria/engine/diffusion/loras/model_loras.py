@@ -10,9 +10,9 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapters, LoraCache
 from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.engine.resources.priority import run_apart
-from noria.errors import ConfigError, InvalidField, ModelError
+from noria.errors import InvalidField, ModelError
 from noria.folders import file_version
-from noria.models.diffusion.block_compilation import without_compiled_blocks
+from noria.models.diffusion.block_compilation import check_not_compiled, without_compiled_blocks
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.loras.lora_file import read_lora
@@ -42,10 +42,8 @@ class ModelLoras:
     def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
         """Raises ConfigError if there are folders of adapters, but the model is compiled: its layers cannot change."""
         self._folders = LoraFolders.of(config)
-        if self._folders and config.compile:
-            raise ConfigError(
-                "engine.loras does not work with engine.compile. Switch off one of them, or use engine.compile_blocks."
-            )
+        if self._folders:
+            check_not_compiled(config, "loras")
         self._model, self._max_bytes = model, config.lora_cache_bytes
         self._has_compiled_blocks = config.compile_blocks
         self.cache = LoraCache(

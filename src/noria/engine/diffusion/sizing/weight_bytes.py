@@ -121,9 +121,9 @@ def text_weights_of(spec: DiffusionModelSpec, config: EngineConfig, item_bytes: 
 
 def weights_to_load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> WeightBytes:
     """Return the bytes of a model's weights as `weights_of`, without what it shares with models of this process."""
+    from noria.models.diffusion.ip_adapter import loaded_encoders
     from noria.models.diffusion.safety_classifier import is_loaded
     from noria.models.diffusion.unet_models.controlnet import loaded_controlnets
-    from noria.models.diffusion.unet_models.ip_adapter import loaded_encoders
     from noria.models.diffusion.unet_models.refiner import loaded_refiner_parts
 
     shared = {f"ControlNet {name}" for name in loaded_controlnets(spec, config, device)}

@@ -37,6 +37,7 @@ _CROPPING_OR_FILLING = (1, 2, "Crop and Resize", "Resize and Fill", "Scale to Fi
 _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
     "module": ("none",),
     "control_mode": (0, "Balanced"),
+    "hr_option": ("Both",),  # passes of a hires fix
     "resize_mode": (0, "Just Resize", *_CROPPING_OR_FILLING),
     "guessmode": (False,),
     "mask": (False,),
@@ -56,7 +57,6 @@ _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
 # These have no effect without a preprocessor, or none on the image.
 _IGNORED = (
     "enabled",
-    "hr_option",
     "inpaint_crop_input_image",
     "low_vram",
     "is_ui",
@@ -91,7 +91,7 @@ def fields_of(sent: Mapping[str, Any]) -> UnitFields:
     ip_adapter: IpAdapterField | None = None
     for k, unit in problems.attempt(lambda: _units(sent), []):
         where = f"{FIELD}[{k}]"
-        problems.add(*_unsupported_options(where, unit))
+        problems.add(*_unsupported_options(where, unit, has_second_pass=not is_off(sent.get("enable_hr"))))
         if not _is_ip_adapter(unit):
             controls.append(problems.attempt(functools.partial(_control, where, unit), None))
         elif ip_adapter is not None:
@@ -190,7 +190,7 @@ def _is_enabled(where: str, unit: Mapping[str, Any]) -> bool:
     )
 
 
-def _unsupported_options(where: str, unit: Mapping[str, Any]) -> Iterator[InvalidField]:
+def _unsupported_options(where: str, unit: Mapping[str, Any], *, has_second_pass: bool) -> Iterator[InvalidField]:
     """Yield an error for each option of a unit that would change the image, one for all that are unknown."""
     unknown = [name for name, value in unit.items() if name not in _KNOWN and not is_off(value)]
     if unknown:
@@ -199,6 +199,8 @@ def _unsupported_options(where: str, unit: Mapping[str, Any]) -> Iterator[Invali
         yield InvalidField(f"{where}: {names} {are}.", field=FIELD)
     for name, off_values in _OFF_VALUES.items():
         if is_off(value := unit.get(name), *off_values) or (name == "module" and _is_named_ip_adapter(value)):
+            continue
+        if name == "hr_option" and not has_second_pass:
             continue
         if name == "module":
             message = f"{where}.module is {short_repr(value)}; {_NO_PREPROCESSOR}."

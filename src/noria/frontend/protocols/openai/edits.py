@@ -2,8 +2,9 @@
 
 The unmodified openai-python client works. The body is a form, whose fields are those of `/v1/images/generations`, a
 file `image` and, if only a part of it is to be repainted, a file `mask` that is transparent there; for each of the
-`controls` a file `control`, in their order. A model that takes reference images is shown the images, of which it can
-take several; the first one is then a start image only with a mask or a strength.
+`controls` a file `control`, in their order, and for an `ip_adapter` a file `ip_adapter_image`. A model that takes
+reference images is shown the images, of which it can take several; the first one is then a start image only with a mask
+or a strength.
 """
 
 import contextlib

@@ -2,7 +2,8 @@
 
 The unmodified openai-python client works. Fields that have no meaning for a diffusion model (quality, style, …) are
 accepted and ignored; `response_format: "url"` is rejected; Noria's own fields are sent in `extra_body`. The body may
-also be a form, whose files `control` are the images of `controls`, in their order.
+also be a form, whose files `control` are the images of `controls`, in their order, and `ip_adapter_image` is that of
+`ip_adapter`.
 """
 
 import contextlib
@@ -37,7 +38,14 @@ from noria.frontend.services.images.generation_types import (
 from noria.frontend.services.images.image_writer import preview_as_base64
 from noria.frontend.services.images.start_images import LoadFiles
 from noria.protocol.diffusion import Lora, PromptSyntax, Refinement
-from noria.protocol.request import ControlField, ImageFormat, ImageRequest, ImageRequestBody, Priority
+from noria.protocol.request import (
+    ControlField,
+    ImageFormat,
+    ImageRequest,
+    ImageRequestBody,
+    IpAdapterField,
+    Priority,
+)
 
 MAX_IGNORED_CHARS = 1024
 IgnoredText = Annotated[str, Meta(max_length=MAX_IGNORED_CHARS)]
@@ -76,6 +84,7 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     loras: tuple[Lora, ...] = ()
     controls: tuple[ControlField, ...] = ()
     reference_images: tuple[str, ...] = ()
+    ip_adapter: IpAdapterField | None = None
     refiner: Refinement | None = None
 
 
@@ -209,9 +218,10 @@ class GenerationRoutes:
                 body, load_files = await read_form(http, service.upload_threads, raw, GenerationsRequestBody, problems)
             else:
                 body = decode(raw, GenerationsRequestBody, problems=problems)
-                of_controls = (control.image for control in body.controls)
+                images = [*(control.image for control in body.controls), body.ip_adapter and body.ip_adapter.image]
                 if not problems.are_there:
-                    self._body_reader.check_length(raw, *of_controls, *body.reference_images)
+                    self._body_reader.check_length(raw, *images, *body.reference_images)
+                del images
             admitting = admit_generation(service, body, http.state.context, http.headers, problems, load_files)
             del raw, body, load_files  # with images they are long
             admitted = await admitting
@@ -348,6 +358,7 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None, problem
         loras=body.loras,
         controls=body.controls,
         reference_images=body.reference_images,
+        ip_adapter=body.ip_adapter,
         refiner=body.refiner,
         strength=strength,
     )

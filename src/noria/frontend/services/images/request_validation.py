@@ -188,7 +188,7 @@ def validate(
     size_px = request.payload.width, request.payload.height
     start_px = attempt(lambda: own_size(start_image, size_px, spec), None)
     if request.payload.second_pass is not None:
-        has_images = start_image is not None or bool(body.controls or references or ip_adapter)
+        has_images = start_image is not None or bool(references)
         attempt(lambda: check_second_pass(request.payload, spec, has_images=has_images), None)
     calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
     problems.raise_all()

@@ -19,7 +19,7 @@ def check_second_pass(payload: DiffusionPayload, spec: DiffusionModelSpec, *, ha
     assert payload.second_pass is not None
     excluded: Sequence[tuple[bool, str]] = (
         (not spec.takes_start_images, f"{spec.name} cannot begin with an image, and so makes none"),
-        (has_images, "with start images, ControlNets, reference images or IP-Adapters there is none"),
+        (has_images, "with start images or reference images there is none"),
         (payload.refiner is not None, "with a refiner there is none"),
     )
     for is_excluded, reason in excluded:

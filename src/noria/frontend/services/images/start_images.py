@@ -84,7 +84,8 @@ class StartImages:
         """Return what `RequestImages.pixels` does for a request. Raises UnreadableImage and InvalidField."""
         payload = request.payload
         ip_adapter_px = 0 if payload.ip_adapter is None else payload.ip_adapter.image_px
-        sizes_px = payload.width, payload.height, spec, payload.start_px, ip_adapter_px
+        second_px = None if payload.second_pass is None else payload.result_px
+        sizes_px = payload.width, payload.height, spec, payload.start_px, ip_adapter_px, second_px
         return await self._threads.run(client, images.pixels, *sizes_px)
 
     async def paste(

@@ -22,7 +22,7 @@ _KINDS: Mapping[str, str] = {
     r"^control_model\.|controlnet_cond_embedding|^input_hint_block|^controlnet_": (
         "a ControlNet. Take its folder in diffusers format, and name that: --controlnets FOLDER"
     ),
-    r"^(image_proj|ip_adapter)\.": (
+    r"^(image_proj|ip_adapter|ip_adapter_proj_model)\.": (
         "an IP-Adapter, which changes a model. Name its file: --ip-adapters FILE"
     ),
     r"motion_modules": "a motion module of AnimateDiff, which is not served",

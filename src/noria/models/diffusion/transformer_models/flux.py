@@ -9,6 +9,7 @@ Without diffusers' pipeline, and with its numbers. What differs from Stable Diff
 - Fill takes a start image and a mask: of each latent the latents of what is kept and all pixels of the mask.
 - Kontext is shown a reference image: its latents follow the image's, with 1 as the first coordinate of positions. Its
   pipelines give noise levels to all schedulers, and encode a start image to the mean.
+- IP-Adapters add what an image says to the outputs of the first blocks, see `ip_adapter.py`.
 - Rows with nearly as many tokens share a call, whatever their sizes and references, see `token_rows.py`.
 
 Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent size, N = H / 2 · W / 2 tokens of an
@@ -18,6 +19,7 @@ image, M of references, D numbers of a token.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
@@ -26,6 +28,8 @@ from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, 
 from noria.models.diffusion.diffusion_model import InpaintingInput, LatentRows
 from noria.models.diffusion.folders.transformer_models.flux_folder import KONTEXT
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
+from noria.models.diffusion.ip_adapter import IpAdapters, load_ip_adapters
+from noria.models.diffusion.part_loading import loading
 from noria.models.diffusion.transformer_models.packed_model import PackedModel, positions
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
 from noria.models.diffusion.transformer_models.token_rows import (
@@ -39,6 +43,7 @@ from noria.models.diffusion.transformer_models.token_rows import (
 )
 from noria.models.diffusion.transformer_models.transformer_model import TransformerParts, text_outputs
 from noria.models.diffusion.vae import LatentDistribution
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule
 
@@ -63,6 +68,15 @@ class Flux(PackedModel):
         self._takes_guidance: bool = transformer.config.guidance_embeds
         self._mixes_sizes = can_mix_sizes(config)
         transformer.pos_embed = RowPositions(transformer.pos_embed)
+        self.ip_adapters = IpAdapters({}, transformer, has_compiled_blocks=False)
+
+    @classmethod
+    def load(cls, spec: DiffusionModelSpec, config: EngineConfig, device: str) -> Self:
+        """Read the parts of `spec.folder`, and the IP-Adapters that fit them, onto `device`; raises as the others."""
+        model = super().load(spec, config, device)
+        with loading(spec):
+            model.ip_adapters = load_ip_adapters(spec, model._transformer, config, device)
+        return model
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, of Kontext for all schedulers, and a shift by the number of tokens."""

@@ -7,7 +7,7 @@ called for them. Of several, the residuals are summed.
 Shapes: R rows of a call, N of them steered by one ControlNet, C latent channels, H × W latent size.
 """
 
-import weakref
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
 from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.diffusion.block_compilation import check_not_compiled
 from noria.models.diffusion.conditioning import ConditioningRows
 from noria.models.diffusion.folders.unet_models.controlnet_folder import STEM, ControlNetFolder
-from noria.models.diffusion.part_loading import DTYPES, load_weights
+from noria.models.diffusion.part_loading import DTYPES, SharedParts, load_weights
 from noria.models.diffusion.unet_models.unet import configure, memory_format
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -94,8 +94,7 @@ def _by_length(
             yield ControlRows(rows.name, *at, len(chosen)), length
 
 
-_loaded: "weakref.WeakValueDictionary[tuple[object, ...], Any]" = weakref.WeakValueDictionary()
-"""Shared by the models of a process that they fit."""
+_loaded: SharedParts[Any] = SharedParts()
 
 
 def load_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> ControlNets:
@@ -108,20 +107,18 @@ def load_controlnets(spec: DiffusionModelSpec, config: EngineConfig, device: str
     from diffusers import ControlNetModel
 
     folders = ControlNetFolders.of(config).for_model(spec)
-    if folders and config.compile:
-        raise ConfigError(
-            "engine.controlnets does not work with engine.compile. Switch off one of them, or use "
-            "engine.compile_blocks."
-        )
-    parts: dict[str, Any] = {}
-    for name, folder in folders.items():
-        key = _key(folder, config, device)
-        part = _loaded.get(key)
-        if part is None:
-            part = load_weights(ControlNetModel, folder.path, STEM, DTYPES[config.dtype], device)
-            configure(part, config)
-            _loaded[key] = part
-        parts[name] = part
+    if folders:
+        check_not_compiled(config, "controlnets")
+
+    def load(folder: ControlNetFolder) -> Any:
+        part = load_weights(ControlNetModel, folder.path, STEM, DTYPES[config.dtype], device)
+        configure(part, config)
+        return part
+
+    parts = {
+        name: _loaded.get(_key(folder, config, device), functools.partial(load, folder))
+        for name, folder in folders.items()
+    }
     return ControlNets(parts, {name: folder.digest for name, folder in folders.items()}, config)
 
 

@@ -11,7 +11,6 @@ Shapes: R UNet rows, C latent channels, H × W latent size.
 """
 
 import dataclasses
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.part_loading import (
     DTYPES,
+    SharedParts,
     load_tokenizer,
     load_weights,
     text_encoder_placement,
@@ -96,8 +96,7 @@ def _with_score(conditioning: Conditioning, score: float) -> Conditioning:
     return dataclasses.replace(conditioning, vectors={"text_embeds": pooled_P, "score": pooled_P.new_full((1,), score)})
 
 
-_loaded: "weakref.WeakValueDictionary[tuple[object, ...], Any]" = weakref.WeakValueDictionary()
-"""Text encoders and UNets, shared by the models of a process."""
+_loaded: SharedParts[Any] = SharedParts()  # text encoders and UNets
 
 
 def load_refiner(
@@ -117,12 +116,10 @@ def load_refiner(
         return None
 
     def load(part_class: Any, part: str, dtype: torch.dtype, place: str) -> Any:
-        key = _key(folder, part, config, dtype, place)
-        loaded = _loaded.get(key)
-        if loaded is None:
-            loaded = load_weights(part_class, folder.path / part, FAMILY.weight_stems[part], dtype, place)
-            _loaded[key] = loaded
-        return loaded
+        source = folder.path / part, FAMILY.weight_stems[part]
+        return _loaded.get(
+            _key(folder, part, config, dtype, place), lambda: load_weights(part_class, *source, dtype, place)
+        )
 
     text_encoder = text_encoder_2
     if not folder.shares_text_encoder(spec):

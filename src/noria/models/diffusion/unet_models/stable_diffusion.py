@@ -15,6 +15,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.ip_adapter import load_ip_adapters
 from noria.models.diffusion.part_loading import (
     load_denoiser,
     load_scheduler_config,
@@ -27,7 +28,6 @@ from noria.models.diffusion.part_loading import (
 from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.unet_models.clip_encoding import clip_encode
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
-from noria.models.diffusion.unet_models.ip_adapter import load_ip_adapters
 from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance

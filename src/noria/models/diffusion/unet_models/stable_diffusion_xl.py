@@ -18,6 +18,7 @@ import torch
 
 from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
+from noria.models.diffusion.ip_adapter import load_ip_adapters
 from noria.models.diffusion.part_loading import (
     load_denoiser,
     load_pipeline_config,
@@ -31,7 +32,6 @@ from noria.models.diffusion.part_loading import (
 from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.unet_models.clip_encoding import TextEncoder
 from noria.models.diffusion.unet_models.controlnet import ControlNets, ControlRows, load_controlnets
-from noria.models.diffusion.unet_models.ip_adapter import load_ip_adapters
 from noria.models.diffusion.unet_models.refiner import Refiner, load_refiner
 from noria.models.diffusion.unet_models.unet_model import UnetModel
 from noria.models.diffusion.unet_models.xl_conditioning import size_ids, text_encode

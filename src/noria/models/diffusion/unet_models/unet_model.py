@@ -9,9 +9,9 @@ import numpy as np
 
 from noria.config import EngineConfig
 from noria.models.diffusion.diffusion_model import InpaintingInput
+from noria.models.diffusion.ip_adapter import IpAdapters
 from noria.models.diffusion.latent_model import LatentModel
 from noria.models.diffusion.unet_models.controlnet import ControlNets
-from noria.models.diffusion.unet_models.ip_adapter import IpAdapters
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
 from noria.sampling.guidance import Guidance
 
