@@ -7,17 +7,13 @@ The article crosses memory-efficient attention with attention slicing, in four r
 three: slicing replaces the attention processor, so that "both" is slicing alone.
 """
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 from noria_bench.targets.catalog import TargetSettings
 
 DEFAULT_SECONDS = 45.0
-# Milliseconds and images, in the article's order.
-_REFERENCE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
-# The rows of 8 users, all guided: the only bucket in which compiled and eager are compared.
-_USERS_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -31,83 +27,55 @@ class Variant:
 
 
 def variants(sweep: str, *, full: bool) -> tuple[Variant, ...]:
-    """The variants of a sweep in the order in which they run; `full` gives complete grids."""
-    return _SWEEPS[sweep](full)
+    """The variants of a sweep in the order in which they run; `full` gives the complete grid of `batching`."""
+    return (*_SWEEPS[sweep], *(_batching(*_REST_OF_GRID) if full and sweep == "batching" else ()))
 
 
-def _attention(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001 - all sweeps have one signature
-    names = {"sdpa": "memory-efficient", "sliced": "sliced", "plain": "neither"}
-    return tuple(Variant(name, "reference-batched", {"attention": kind}) for kind, name in names.items())
+def _engine_settings(settings: dict[str, dict[str, Any]], *targets: str) -> tuple[Variant, ...]:
+    """The variants of each target that differ in these fields of EngineConfig, by name."""
+    return tuple(Variant(name, target, engine) for target in targets for name, engine in settings.items())
 
 
-def _channels_last(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
+def _batching(*cells: tuple[int, int], target: str = "reference-batched") -> tuple[Variant, ...]:
+    """The variants of a target that waits for so many milliseconds, for at most so many images."""
     return tuple(
-        Variant(name, target, {"channels_last": on})
-        for target in ("reference-batched", "noria")
-        for name, on in (("off", False), ("on", True))
-    )
-
-
-def _dtype(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
-    return tuple(
-        Variant(dtype, target, {"dtype": dtype})
-        for target in ("reference-batched", "noria")
-        for dtype in ("float32", "bfloat16")
-    )
-
-
-def _compile(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
-    bucket = {"buckets": (_USERS_ROWS,), "slots": _USERS_ROWS // 2}
-    return tuple(
-        Variant(name, "noria", {"compile": on} | bucket) for name, on in (("eager", False), ("compiled", True))
-    )
-
-
-def _batching(full: bool) -> tuple[Variant, ...]:
-    grid = [(timeout_ms, size) for timeout_ms in (250, 500, 1000) for size in (4, 8, 16)]
-    cells = (*_REFERENCE_BATCHING, *(cell for cell in grid if full and cell not in _REFERENCE_BATCHING))
-    return tuple(
-        Variant(
-            f"{timeout_ms} ms, {size}",
-            "reference-batched",
-            settings=TargetSettings(timeout_s=timeout_ms / 1000, max_images=size),
-        )
+        Variant(f"{timeout_ms} ms, {size}", target, settings=TargetSettings(timeout_ms / 1000, size))
         for timeout_ms, size in cells
     )
 
 
-def _slots(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
-    return tuple(Variant(f"{slots} slots", "noria", {"slots": slots}) for slots in (4, 8, 16))
+# Milliseconds and images, in the article's order.
+_REFERENCE_BATCHING = ((500, 8), (250, 8), (1000, 8), (500, 4), (500, 16))
+_REST_OF_GRID = tuple(
+    cell for cell in itertools.product((250, 500, 1000), (4, 8, 16)) if cell not in _REFERENCE_BATCHING
+)
+_BOTH = ("reference-batched", "noria")
+# The rows of 8 users, all guided: the only bucket in which compiled and eager are compared.
+_BUCKET = {"buckets": (16,), "slots": 8}
 
-
-def _policy(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
-    return tuple(Variant(policy, "noria", {"policy": policy}) for policy in ("least-slack", "shortest-first", "fcfs"))
-
-
-# Ray forms a batch while the previous one runs, from what has arrived until then: a wait shorter than a run does not
-# fill it.
-_FRAMEWORKS_BATCHING = {
-    "litserve": ((5, 8), (50, 8), (200, 8), (500, 8), (200, 16)),
-    "ray": ((50, 8), (200, 8), (500, 8), (1000, 8), (2000, 8)),
-}
-
-
-def _frameworks(full: bool) -> tuple[Variant, ...]:  # noqa: ARG001
-    """The basis of LitServe's and Ray Serve's settings in `catalog.TARGETS`. BentoML learns how long it waits."""
-    return tuple(
-        Variant(f"{timeout_ms} ms, {size}", framework, settings=TargetSettings(timeout_ms / 1000, size))
-        for framework, cells in _FRAMEWORKS_BATCHING.items()
-        for timeout_ms, size in cells
-    )
-
-
-_SWEEPS: dict[str, Callable[[bool], tuple[Variant, ...]]] = {
-    "attention": _attention,
-    "channels-last": _channels_last,
-    "dtype": _dtype,
-    "compile": _compile,
-    "batching": _batching,
-    "slots": _slots,
-    "policy": _policy,
-    "frameworks": _frameworks,
+_SWEEPS: dict[str, tuple[Variant, ...]] = {
+    "attention": _engine_settings(
+        {
+            "memory-efficient": {"attention": "sdpa"},
+            "sliced": {"attention": "sliced"},
+            "neither": {"attention": "plain"},
+        },
+        "reference-batched",
+    ),
+    "channels-last": _engine_settings({"off": {"channels_last": False}, "on": {"channels_last": True}}, *_BOTH),
+    "dtype": _engine_settings({dtype: {"dtype": dtype} for dtype in ("float32", "bfloat16")}, *_BOTH),
+    "compile": _engine_settings(
+        {"eager": _BUCKET | {"compile": False}, "compiled": _BUCKET | {"compile": True}}, "noria"
+    ),
+    "batching": _batching(*_REFERENCE_BATCHING),
+    "slots": _engine_settings({f"{slots} slots": {"slots": slots} for slots in (4, 8, 16)}, "noria"),
+    "policy": _engine_settings(
+        {policy: {"policy": policy} for policy in ("least-slack", "shortest-first", "fcfs")}, "noria"
+    ),
+    # The basis of LitServe's and Ray Serve's settings in `catalog.TARGETS`; BentoML learns how long it waits. Ray forms
+    # a batch while the previous one runs, from what has arrived until then: a wait shorter than a run does not fill it.
+    "frameworks": (
+        *_batching((5, 8), (50, 8), (200, 8), (500, 8), (200, 16), target="litserve"),
+        *_batching((50, 8), (200, 8), (500, 8), (1000, 8), (2000, 8), target="ray"),
+    ),
 }
