@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -35,6 +36,13 @@ def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: lis
         failures.append(f"stopped: {error}")
         log_status(failures[-1])
     return 1 if failures else 0
+
+
+def write_json(document: Any, file: pathlib.Path) -> pathlib.Path:
+    """Write what msgspec encodes as indented JSON, atomically; returns the file."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    return partial.replace(file)
 
 
 def make_results_folder(folder: pathlib.Path, option: str = "--out") -> None:

@@ -7,7 +7,6 @@ It also measures the CPU time of the front end per request, the PNG included.
 """
 
 import functools
-import json
 import os
 import pathlib
 import statistics
@@ -24,7 +23,7 @@ from noria_bench.load.workload import caption
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.provenance_text import result_line
 from noria_bench.reports.table import Table, format_number
-from noria_bench.running import status_log
+from noria_bench.running import status_log, write_json
 from noria_bench.targets.server import quiet_config
 
 _log_status = status_log("quick")
@@ -45,7 +44,7 @@ def main(config: Config, output: pathlib.Path | None = None) -> int:
     """
     result = measure(config)
     if output is not None:
-        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(result, output)
     print(table(result))
     return 0
 

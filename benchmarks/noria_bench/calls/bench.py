@@ -26,9 +26,8 @@ from noria_bench.calls.prompts import Prompts, choose_prompts
 from noria_bench.calls.report import write_report
 from noria_bench.calls.results import FILE_NAME, CallsResult, CallsRun, Setting, Similarity
 from noria_bench.calls.similarity import Image, Lpips, load_lpips, psnr_db, ssim
-from noria_bench.encoders.results import write_result
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.running import make_results_folder, run_to_end, status_log
+from noria_bench.running import make_results_folder, run_to_end, status_log, write_json
 
 _log_status = status_log("calls")
 NUM_PICTURES = 4  # images of each setting that the grids show
@@ -82,9 +81,9 @@ class CallsBench:
             similarities = [] if setting.kind == "full" else _similarities(images, full, lpips)
             self.runs.append(CallsRun(setting, seconds, similarities, _num_right(images, self._prompts)))
             self.pictures[setting] = images[:NUM_PICTURES]
-            write_result(self.result(), self._folder, FILE_NAME)
+            write_json(self.result(), self._folder / FILE_NAME)
         self.complete = True
-        write_result(self.result(), self._folder, FILE_NAME)
+        write_json(self.result(), self._folder / FILE_NAME)
 
     def result(self) -> CallsResult:
         """The document so far."""

@@ -14,6 +14,7 @@ from noria_bench.canary.plot import plot_canaries
 from noria_bench.canary.simulation import NUM_REQUESTS, SETTINGS, Run, Scenario, simulate
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.table import MISSING, Table, format_number, format_share
+from noria_bench.running import write_json
 
 BEYOND = NUM_REQUESTS // 100  # requests beyond the minimum within which a bad canary shall be found
 
@@ -51,7 +52,7 @@ def main(num_runs: int, folder: pathlib.Path, seed: int) -> int:
     plot_canaries(result, folder / "canary.svg")
     for scenario in result["scenarios"]:
         del scenario["trajectories"]
-    (folder / "canary.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    write_json(result, folder / "canary.json")
     print("\n\n".join(table.markdown() for table in tables(result)))
     return int(result["scenarios"][0]["rolled_back"] > 0.05 * num_runs)
 

@@ -13,7 +13,6 @@ Ctrl-C, SIGTERM, or a server that fails, ends the bench with what was measured. 
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -40,7 +39,7 @@ from noria_bench.load import closed_loop
 from noria_bench.load.workload import RequestTemplate, mixed
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import monitor_resources
-from noria_bench.running import run_to_end, status_log
+from noria_bench.running import run_to_end, status_log, write_json
 from noria_bench.targets.server import isolated_config
 
 _log_status = status_log("cost")
@@ -198,12 +197,8 @@ class CostBench:
         return log.read_bytes().count(b"\n") if log.exists() else 0
 
     def _save(self) -> None:
-        """Write the document atomically."""
-        if self.output is None:
-            return
-        partial = self.output.with_name(self.output.name + ".new")
-        partial.write_text(json.dumps(self.document(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(self.output)
+        if self.output is not None:
+            write_json(self.document(), self.output)
 
 
 def measure_scrapes(

@@ -38,7 +38,13 @@ def describe_device(device: torch.device, cpu: str) -> dict[str, Any]:
     if device.type == "cpu":
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         name = f"{cpu}, {torch.get_num_threads()} threads"
-        return {"type": "cpu", "name": name, "memory_bytes": memory_bytes, "torch": torch.__version__, "driver": None}
+        return {
+            "type": "cpu",
+            "name": name,
+            "memory_bytes": memory_bytes,
+            "torch": str(torch.__version__),
+            "driver": None,
+        }
     properties = torch.cuda.get_device_properties(device)
     return {
         "type": "cuda",
@@ -46,7 +52,7 @@ def describe_device(device: torch.device, cpu: str) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "driver": _driver(),

@@ -23,11 +23,11 @@ from noria_bench.encoders.catalog import INTERFACES, EncoderTarget, Form, make_t
 from noria_bench.encoders.corpus import FIXED_TEXT
 from noria_bench.encoders.options import EncodersOptions
 from noria_bench.encoders.report import write_report
-from noria_bench.encoders.results import EncodersResult, SweepRow, TargetRun, write_result
+from noria_bench.encoders.results import FILE_NAME, EncodersResult, SweepRow, TargetRun
 from noria_bench.encoders.servers.job import ServerSettings
 from noria_bench.encoders.target_runner import TargetRunner
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.running import make_results_folder, run_to_end, status_log
+from noria_bench.running import make_results_folder, run_to_end, status_log, write_json
 from noria_bench.targets.server import interpreter_of, quiet_config
 
 _log_status = status_log("encoders")
@@ -107,9 +107,9 @@ class EncodersBench:
                 except (RuntimeError, OSError, NoriaError) as error:
                     self.failures.append(f"round {number + 1}: {target.name} failed: {error}")
                     _log_status(self.failures[-1])
-                write_result(self.result(), self.folder)
+                write_json(self.result(), self.folder / FILE_NAME)
         self.complete = True
-        write_result(self.result(), self.folder)
+        write_json(self.result(), self.folder / FILE_NAME)
 
     def result(self) -> EncodersResult:
         """The document so far."""

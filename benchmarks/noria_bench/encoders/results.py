@@ -98,14 +98,6 @@ class EncodersResult(Struct, frozen=True):
     complete: bool = False
 
 
-def write_result(result: Struct, folder: pathlib.Path, name: str = FILE_NAME) -> pathlib.Path:
-    """Write the document atomically; returns the file."""
-    file = folder / name
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    return partial.replace(file)
-
-
 def read_result(file: pathlib.Path) -> EncodersResult:
     """Read a document. Raises ValueError if it is none."""
     try:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from noria.protocol.process_signals import die_with_parent
 from noria_bench.gpu.parts import Part
+from noria_bench.running import write_json
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE_NAME = "session.json"
@@ -54,9 +55,7 @@ class Session(Struct):
     def record(self, result: PartResult, folder: pathlib.Path) -> None:
         """Replace what is known of the part, and write the document atomically."""
         self.parts = [*(each for each in self.parts if each.name != result.name), result]
-        partial = folder / f"{FILE_NAME}.partial"
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-        partial.replace(folder / FILE_NAME)
+        write_json(self, folder / FILE_NAME)
 
 
 def read_session(folder: pathlib.Path) -> Session | None:

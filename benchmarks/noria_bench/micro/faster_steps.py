@@ -9,7 +9,6 @@ whole, transformers by blocks, as with `engine.compile` and `engine.compile_bloc
 import argparse
 import gc
 import importlib.util
-import json
 import math
 import pathlib
 import time
@@ -35,6 +34,7 @@ from noria_bench.device.architectures import (
 from noria_bench.device.hardware import choose_device, choose_dtype, describe_device
 from noria_bench.device.step_timing import Step, capture_graph, measure_matrix_peak, synchronise, time_calls
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.running import write_json
 
 Mode = Literal["eager", "graphs", "compiled", "compiled graphs", "compiled fp8"]
 
@@ -85,7 +85,7 @@ def main() -> None:
             given = (small(architecture), _SMALL_SIDE_PX, (1,)) if arguments.small else (architecture, side_px, rows)
             _measure_all(*given, device=device, result=result)
             if arguments.output is not None:
-                arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_json(result, arguments.output)
 
 
 def _measure_all(

@@ -8,7 +8,6 @@ has no case of its own; the LoKr has factor 8, with whole factors.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -24,6 +23,7 @@ from noria_bench.device.architectures import SD15, Architecture, build_denoiser,
 from noria_bench.device.hardware import choose_device, choose_dtype, describe_device
 from noria_bench.device.step_timing import time_calls
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.running import write_json
 
 KINDS = (("lora", 16), ("lora", 64), ("dora", 16), ("dora of inputs", 16), ("lokr", 8))
 """Each with its rank, or factor."""
@@ -53,7 +53,7 @@ def main() -> None:
     for case in (Case(bundled_architecture(), 128, 16), published):
         result["cases"].append(measure(case, device, getattr(torch, dtype)))
     if output is not None:
-        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(result, output)
 
 
 @torch.inference_mode()

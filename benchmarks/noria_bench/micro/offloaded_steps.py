@@ -6,7 +6,6 @@ The allocator is limited to the memory of a card of 24 GB. With --small the deno
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 from functools import partial
@@ -21,6 +20,7 @@ from noria_bench.device.hardware import choose_device, choose_dtype, describe_de
 from noria_bench.device.step_timing import synchronise, time_calls
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.micro.faster_steps import small
+from noria_bench.running import write_json
 
 LIMIT_BYTES = 24 * 10**9
 # Bytes of blocks that stay, and the rows of the calls.
@@ -106,7 +106,7 @@ def main() -> None:
                 flush=True,
             )
             if arguments.output is not None:
-                arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_json(result, arguments.output)
         del denoiser
 
 

@@ -12,7 +12,6 @@ simulation of the whole queue, as a share of the time to the finish.
 
 import argparse
 import gc
-import json
 import pathlib
 import random
 import statistics
@@ -26,6 +25,7 @@ from noria.scheduling.policies import POLICIES, Policy
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, IterationPlan, IterationResult, SchedulableRequest
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.running import write_json
 
 NUM_SUBSCRIBED = 32
 ONE_KEY = [BatchKey(512, 512)]
@@ -149,7 +149,7 @@ def main() -> None:
                 )
     if arguments.output is not None:
         result = collect_provenance() | {"running": arguments.slots, "rounds": arguments.rounds, "rows": rows}
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(result, arguments.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The report of `noria simulate`: a table, plots as SVG, and one HTML page without scripts."""
 
 import html
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from noria_bench.reports.plots.styles import report_style, save_figure
 from noria_bench.reports.plots.target_plots import Plot, set_plain_second_ticks
 from noria_bench.reports.provenance_text import noria_text
 from noria_bench.reports.table import MISSING, Table, format_share
+from noria_bench.running import write_json
 from noria_bench.simulator.study import Result
 
 
@@ -92,7 +92,7 @@ def write_page(
     """Write `results.json` with `rows`, and `report.html`, into `folder`; return the page."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = collect_provenance() | {"rows": rows}
-    (folder / "results.json").write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    write_json(contents, folder / "results.json")
     origin = f"{contents['command']}; {noria_text(contents)}; {contents['date']}"
     parts = [
         *(f'<p class="traffic">{html.escape(line)}</p>' for line in lines),

@@ -30,7 +30,7 @@ from noria_bench.load.protocols import encode_request
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.provenance_text import result_line
 from noria_bench.reports.table import Table, format_number
-from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log
+from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log, write_json
 from noria_bench.soak.heap_options import ARRIVAL, HeapOptions
 from noria_bench.targets.catalog import TARGETS, Protocol, Target
 from noria_bench.targets.server import interpreter_of, isolated_config, running_target
@@ -324,7 +324,7 @@ def _write(
     folder: pathlib.Path, provenance: dict[str, Any], options: HeapOptions, results: Sequence[HeapResult]
 ) -> None:
     document = {**provenance, "bench": "heaps", "options": msgspec.to_builtins(options), "results": results}
-    (folder / FILE_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    write_json(document, folder / FILE_NAME)
 
 
 def table(results: Sequence[HeapResult], note: str = "") -> Table:

@@ -24,6 +24,7 @@ from msgspec import Struct
 from noria.testing.server import reserve_port, running_server
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.table import MISSING, Table
+from noria_bench.running import write_json
 from noria_bench.soak.attacks import ATTACKS, Attack, idle_connections, lineage_events, tarpit_webhooks
 from noria_bench.soak.grpc_attacks import calls_without_message
 
@@ -71,7 +72,7 @@ def main(folder: pathlib.Path) -> int:
                 measured[name] = {path: measure_attack(ports, name, path) for path in QUIET_REQUESTS}
     finally:  # what was measured is kept
         result = {**header, "bench": "neighbours", "allowed_growth": ALLOWED_GROWTH, "attacks": measured}
-        (folder / "neighbours.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        write_json(result, folder / "neighbours.json")
         print(table(measured).markdown())
     return int(any(each["growths"][-1] > ALLOWED_GROWTH for paths in measured.values() for each in paths.values()))
 

@@ -25,12 +25,13 @@ from noria_bench.encoders.corpus import NUM_TEXTS, mixed_texts
 from noria_bench.encoders.options import TARGETS, EncodersOptions
 from noria_bench.encoders.random_folder import free_model, write_random_folder
 from noria_bench.encoders.report import markdown, write_report
-from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun, read_result, write_result
+from noria_bench.encoders.results import FILE_NAME, EncodersResult, Load, Measurement, TargetRun, read_result
 from noria_bench.encoders.servers.job import Checkpoint, EncoderFiles, EncoderJob, ServerSettings
 from noria_bench.encoders.servers.text_encoder import BatchCounters, read_counters
 from noria_bench.encoders.servers.triton_server import model_repository
 from noria_bench.encoders.target_runner import TargetRunner
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.running import write_json
 from noria_bench.targets import environments
 
 MIXED_16 = Load("mixed", "closed", "own", 16)
@@ -223,7 +224,7 @@ def test_targets_in_bfloat16_are_left_out_where_they_cannot_run(tmp_path, monkey
     options = EncodersOptions(targets=("raw", "raw-bfloat16"))
     result = bench.EncodersBench(Config(model="minilm"), options, tmp_path / "out", tmp_path).result()
     assert [each.partition(": ")[0] for each in result.left_out] == ["raw-bfloat16"]
-    report = markdown(read_result(write_result(result, tmp_path)))
+    report = markdown(read_result(write_json(result, tmp_path / FILE_NAME)))
     assert "Left out: raw-bfloat16: " in report and says in report.replace("\\", "")
 
 
@@ -279,7 +280,7 @@ def test_a_random_folder_is_a_model_of_embeddings_with_the_lengths_of_minilm(tmp
 
 
 def test_the_report_is_made_from_the_json_file(tmp_path):
-    file = write_result(make_result(), tmp_path)
+    file = write_json(make_result(), tmp_path / FILE_NAME)
     report, *plots = write_report(read_result(file), tmp_path)
     text = report.read_text(encoding="utf-8")
     assert "| over triton-1-batching | 2.93 × | 2.00 × | 2.75 × |" in text

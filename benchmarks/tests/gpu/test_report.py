@@ -5,13 +5,14 @@ import pathlib
 import msgspec
 
 from noria.engine.encoder.packing_choice import PackingTimes
-from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun, write_result
+from noria_bench.encoders.results import FILE_NAME, EncodersResult, Load, Measurement, TargetRun
 from noria_bench.gpu import report
 from noria_bench.gpu.parts import Models, make_parts
 from noria_bench.gpu.session import PartResult, Session
 from noria_bench.measurement.run_metrics import RequestRecord
 from noria_bench.measurement.runs import BenchRun, Traffic, write_run
 from noria_bench.micro.packed_texts import PackingResult
+from noria_bench.running import write_json
 
 PARTS = make_parts(pathlib.Path("out"), Models("a", "b"), small=False)
 
@@ -31,7 +32,7 @@ def write_texts(folder, part, rates, device="H100"):
     loads = [Load(corpus, "closed", "own", 16) for corpus in ("fixed", "mixed")]
     runs = [TargetRun(name, 0, {}, [Measurement(load, rate, 100, 0) for load in loads]) for name, rate in rates.items()]
     (folder / part).mkdir(parents=True)
-    write_result(EncodersResult({}, {}, {}, {}, 8, 0.0, runs=runs, device_name=device), folder / part)
+    write_json(EncodersResult({}, {}, {}, {}, 8, 0.0, runs=runs, device_name=device), folder / part / FILE_NAME)
 
 
 def done(folder, *names, content="c0de", gpu="H100"):
@@ -70,7 +71,7 @@ def test_figures_of_two_devices_and_wrong_answers_decide_nothing(tmp_path):
     write_texts(tmp_path, "encoders-noria", {"noria": 1500.0, "triton-best": 1000.0})
     (failed,) = report.read_results([tmp_path]).encoders.values()
     failed.runs[0].measurements[0] = msgspec.structs.replace(failed.runs[0].measurements[0], num_failed=3)
-    write_result(failed, tmp_path / "encoders-noria")
+    write_json(failed, tmp_path / "encoders-noria" / FILE_NAME)
     text = report.write_report([tmp_path], tmp_path, PARTS, "c0de", small=False)
     assert "6.00 / 5.00 = 1.20 ×, on an H100 and an H200: no comparison." in text
     assert "1500.00 / 1000.00 = 1.50 ×; 3 and 0 answers failed or were wrong." in text
