@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import msgspec
 import psutil
 import pytest
@@ -26,14 +27,15 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import http_server
 from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.routes import Routes
 from noria.protocol.tasks import FrontendTask
 from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_encoder import FakeTokenizer
 from noria.testing.fake_engine import FakeEngine, FakeEngineState
-from waiting import wait_until_ready
+from waiting import wait_until, wait_until_ready
 
-DEFAULT_FRONTEND = FrontendConfig()
+DEFAULT_CONFIG, DEFAULT_FRONTEND = Config(), FrontendConfig()
 
 
 @contextlib.contextmanager
@@ -79,6 +81,36 @@ def _serving(
         finally:
             server.should_exit = True
             thread.join()
+
+
+class ServedClient(httpx.Client):
+    """A client of a front end, which has the fake engine behind it as `engine`."""
+
+    engine: FakeEngine
+
+
+@contextlib.contextmanager
+def served_client(config: Config, engine: FakeEngine, **options: Any) -> Iterator[ServedClient]:
+    """A client of a front end as of `serving`, once its engine is ready."""
+    with (
+        serving(config, engine, **options) as (url, _),
+        ServedClient(base_url=url, timeout=60, verify=False) as client,
+    ):
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        client.engine = engine
+        yield client
+
+
+@contextlib.contextmanager
+def served_models(
+    folder: pathlib.Path, *models: AnyModelSpec, config: Config = DEFAULT_CONFIG
+) -> Iterator[ServedClient]:
+    """A client of a front end before a fake engine of its own, which holds `models`; the first one is the default."""
+    with (
+        FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}", models=models) as engine,
+        served_client(config, engine) as client,
+    ):
+        yield client
 
 
 @pytest.fixture

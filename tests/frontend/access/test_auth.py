@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError, RateLimited
-from noria.folders import file_version
 from noria.frontend.access import key_reload
 from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
 from noria.frontend.access.auth import ClientDirectory, presented_key
@@ -263,9 +262,11 @@ def test_a_route_needs_its_scope(client_with_scopes):
         ("POST", "/api/v1/lineage"): {"lineage", "admin"},
         ("POST", "/api/v1/lineage/batch"): {"lineage", "admin"},
         ("GET", "/v1/registry/versions"): {"lineage", "deploy", "admin"},
+        ("GET", "/v1/registry/served"): {"lineage", "deploy", "admin"},
         ("GET", "/v1/registry/trace"): {"lineage", "deploy", "admin"},
         ("POST", "/v1/registry/trace"): {"lineage", "deploy", "admin"},
         ("GET", "/v1/deployments"): {"lineage", "deploy", "admin"},
+        ("GET", "/v1/deployments/history"): {"lineage", "deploy", "admin"},
         ("GET", "/v1/statistics"): {"lineage", "deploy", "admin"},
         ("POST", "/v1/registry/versions"): {"deploy", "admin"},
         ("POST", "/v1/deployments"): {"deploy", "admin"},
@@ -374,13 +375,6 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
     ]
     rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
     assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}
-
-
-def test_a_changed_mode_has_the_file_of_keys_read_again(tmp_path):
-    file = tmp_path / "keys.toml"
-    file.touch()
-    before = file_version(str(file))
-    wait_until(lambda: file.chmod(0o640) or file_version(str(file)) != before)
 
 
 def test_a_changed_key_keeps_what_is_in_flight_and_charged():

@@ -17,18 +17,6 @@ from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from waiting import wait_until_async
 
 
-def test_a_request_is_rejected_at_once_if_no_engine_is_ready(request_of, folder):
-    async def scenario():
-        async with EnginePool([f"ipc://{folder}/missing-0", f"ipc://{folder}/missing-1"]) as engine_pool:
-            assert not engine_pool.ready
-            assert not engine_pool.models
-            with pytest.raises(EngineUnavailable, match="engine 0 is unknown, engine 1 is unknown") as caught:
-                await engine_pool.submitter.submit(request_of())
-            assert caught.value.retry_after_s > 0
-
-    asyncio.run(scenario())
-
-
 def test_a_server_is_ready_when_an_engine_of_each_kind_is(new_engine, folder, spec):
     async def scenario():
         images = new_engine()
@@ -85,24 +73,6 @@ def test_a_request_that_is_cancelled_twice_leaves_no_exception_that_nobody_await
     assert unhandled == []
 
 
-def test_an_engine_is_unready_once_it_ends_and_ready_after_its_restart(request_of, new_engine):
-    engine = new_engine()
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            incarnations = set()
-            for _ in range(5):
-                await wait_until_async(lambda: engine_pool.ready)
-                incarnations.add(engine_pool.engines[0].incarnation)
-                assert (await engine_pool.submitter.submit(request_of())).num_steps_run == 12
-                engine.set_state("dead")
-                await wait_until_async(lambda: not engine_pool.ready)
-                engine.set_state("ready")
-            assert len(incarnations) == 5
-
-    asyncio.run(scenario())
-
-
 def test_an_invalid_reply_fails_its_request_and_not_the_connection(request_of, new_engine, caplog):
     engine = new_engine()
 
@@ -116,19 +86,6 @@ def test_an_invalid_reply_fails_its_request_and_not_the_connection(request_of, n
             engine.sends_invalid_replies = False
             assert engine_pool.ready
             assert (await engine_pool.submitter.submit(request_of(seed=4))).images[0].seed == 4
-
-    asyncio.run(scenario())
-
-
-def test_pixels_arrive_unchanged(request_of, new_engine):
-    engine = new_engine()
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            (image,) = (await engine_pool.submitter.submit(request_of(seed=9))).images
-            assert (image.width_px, image.height_px) == (64, 48)
-            assert bytes(image.rgb) == bytes(engine.colour(9)) * (64 * 48)
 
     asyncio.run(scenario())
 

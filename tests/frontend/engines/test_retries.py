@@ -226,20 +226,6 @@ def test_new_requests_are_served_during_an_exclusive_retry(request_of, new_engin
     asyncio.run(scenario())
 
 
-def test_an_update_reports_that_a_request_waits_for_an_engine_again(request_of, new_engine):
-    engine = new_engine()
-    engine.num_crashes_left = 1
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            updates = []
-            await engine_pool.submitter.submit(request_of(), updates.append)
-            assert [update.finish_in_s for update in updates][-2:] == [None, 0.5]
-
-    asyncio.run(scenario())
-
-
 def test_an_exclusive_retry_that_waits_keeps_its_timeout(request_of, new_engine, monkeypatch):
     engine = new_engine()
     engine.never_answers = True

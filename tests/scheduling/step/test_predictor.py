@@ -56,22 +56,6 @@ def test_both_stages_take_as_long_as_predicted():
     assert ended == pytest.approx({"c": 4.5, "a": 10.75, "b": 10.75})
 
 
-def test_a_second_pass_takes_as_long_as_predicted():
-    predictor = make_predictor()
-    predictor.costs.steps[LARGE] = CostCurve({1: 4.0, 8: 32.0})
-    predictor.costs.decodes = {SMALL: CostCurve({1: 0.5}), LARGE: CostCurve({1: 2.0})}
-    request = make_request("a", 5, second_stage_from=3, second_stage_px=(LARGE.width_px, LARGE.height_px))
-    expected_s = pytest.approx(3.0 + 2 * 4.0 + 2.0)
-    assert (predictor.device_time_s(request), predictor.unloaded_s(request)) == (expected_s, expected_s)
-    predictor.table.add(request, 0.0)
-    assert predictor.backlog_s == expected_s
-    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == expected_s
-    predictor.table.assign(ItemId("a", 0), 0.0)
-    for _ in range(4):
-        predictor.table.record_steps([ItemId("a", 0)], 1)
-    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(4.0 + 2.0)
-
-
 def test_a_second_pass_in_the_size_of_the_first_one_is_decoded_once():
     predictor = make_predictor()
     predictor.costs.decodes = {SMALL: CostCurve({1: 0.5})}

@@ -115,25 +115,6 @@ def test_a_cancelled_request_has_timings():
     )
 
 
-def test_a_rejected_request_has_its_queue_time():
-    scheduler = StepScheduler(1, queue_limit=0)
-    (ended,) = scheduler.submit(make_request("a", images=2), now=3.0, arrived_at=1.0)
-    assert (ended.finish_reason, ended.finished_at, ended.timings) == (
-        FinishReason.REJECTED,
-        3.0,
-        RequestTimings(queue_s=2.0),
-    )
-
-
-def test_batch_keys_alternate():
-    scheduler = StepScheduler(4)
-    scheduler.submit(make_request("a", calls=4, batch_key=SMALL), 0)
-    scheduler.submit(make_request("b", calls=4, batch_key=LARGE), 0)
-    plans = [run_iteration(scheduler)[0] for _ in range(6)]
-    assert [plan.steps[0].image.attempt_id for plan in plans] == ["a", "b"] * 3
-    assert all(len({step.image for step in plan.steps}) == 1 for plan in plans)
-
-
 def test_images_of_two_stages_take_turns_and_share_the_calls_of_each():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=3, second_stage_from=1), 0)
@@ -203,26 +184,6 @@ def test_decodes_of_a_second_pass_that_do_not_fit_are_fewer_of_its_size_alone():
     assert ["a"] * 2 in decoded
 
 
-def test_images_that_finish_together_are_decoded_in_small_batches():
-    scheduler = StepScheduler(8, decode_batch=3)
-    scheduler.submit(make_request("many", calls=1, images=8), 0)
-    scheduler.submit(make_request("runner", calls=9), 0)
-    sizes = []
-    for _ in range(3):
-        plan, _ = run_iteration(scheduler)
-        sizes.append(len(plan.decodes))
-    assert sizes == [3, 3, 2]
-
-
-def test_commit_skips_a_request_cancelled_during_its_iteration():
-    scheduler = StepScheduler(1)
-    scheduler.submit(make_request("a", calls=1), 0)
-    plan = scheduler.plan(0)
-    assert scheduler.cancel("a", 0)[0].finish_reason is FinishReason.CANCELLED
-    assert scheduler.commit(plan, IterationResult(failed={ItemId("a", 0): "broken"}), 0) == []
-    assert scheduler.plan(0) is None
-
-
 def test_cancel_after_finish_does_nothing():
     scheduler = StepScheduler(1)
     scheduler.submit(make_request("a", calls=1), 0)
@@ -257,8 +218,9 @@ def test_requests_expire_whether_running_or_waiting():
 def test_a_full_queue_rejects_at_once_and_reports_its_length():
     scheduler = StepScheduler(1, queue_limit=2)
     scheduler.submit(make_request("a", images=2), 0)
-    (rejected,) = scheduler.submit(make_request("b", images=2), 0)
-    assert rejected.finish_reason is FinishReason.REJECTED
+    (rejected,) = scheduler.submit(make_request("b", images=2), now=3.0, arrived_at=1.0)
+    assert (rejected.finish_reason, rejected.finished_at) == (FinishReason.REJECTED, 3.0)
+    assert rejected.timings == RequestTimings(queue_s=2.0)
     assert "2 images are waiting, the limit is 2" in rejected.message
     assert scheduler.submit(make_request("c", images=1), 0) == []
 
@@ -608,25 +570,6 @@ def test_an_untimed_iteration_does_not_update_costs():
         plan = scheduler.plan(0)
         scheduler.commit(plan, IterationResult(is_timed=is_timed), 0.0, seconds)
         assert scheduler.costs.slowdown == pytest.approx(1.0)
-
-
-def test_an_image_that_did_not_fit_beside_others_does_not_shrink_the_batch_for_good():
-    scheduler = StepScheduler(8)
-    for number in range(5):
-        scheduler.submit(make_request(f"small {number}", calls=3 + number), 0)
-    run_iteration(scheduler)
-    scheduler.submit(make_request("large", calls=2, batch_key=LARGE), 0)
-    for _ in range(40):
-        plan = scheduler.plan(0)
-        if plan is None:
-            break
-        beside_others = any(assignment.image.attempt_id == "large" for assignment in plan.joins) and len(plan.steps) > 0
-        beside_others = beside_others and scheduler.num_running > 1
-        scheduler.commit(plan, IterationResult(oom_phase="joins" if beside_others else None), 0)
-    assert scheduler.num_running == scheduler.num_waiting == 0
-    for number in range(8):
-        scheduler.submit(make_request(f"later {number}"), 0)
-    assert len(run_iteration(scheduler)[0].joins) == 8
 
 
 def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():

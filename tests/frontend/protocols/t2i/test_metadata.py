@@ -204,14 +204,3 @@ def test_file_that_is_being_read_counts_as_an_upload(client, upload, monkeypatch
 def test_too_large_file_is_rejected(client):
     response = client.post(PATH, content=b"\0" * (MAX_BYTES + 1))
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
-
-
-def test_unavailable_before_a_model_is_known(folder):
-    from starlette.testclient import TestClient
-
-    from noria.config import Config
-    from noria.frontend.app import build_app
-    from noria.frontend.engines.pool import EnginePool
-
-    with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/nobody"])), "http://localhost") as client:
-        assert client.post(PATH, content=file_of(METADATA)).status_code == 503

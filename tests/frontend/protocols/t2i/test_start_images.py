@@ -122,21 +122,6 @@ def test_what_is_transparent_becomes_white_and_orientation_is_applied(client, en
     assert engine.data[1] == photo().transpose(Image.Transpose.ROTATE_270).tobytes()
 
 
-@pytest.mark.parametrize("file_format", ["webp", "jpeg"])
-def test_other_formats_are_decoded(client, engine, file_format):
-    file = file_of(photo(), file_format)
-    t2i(client, file)
-    assert engine.data == [Image.open(io.BytesIO(file)).convert("RGB").tobytes()]
-
-
-def test_n_streams_and_previews_work_as_without(client, engine):
-    body = {"prompt": "p", "image": b64(PHOTO), "n": 2, "stream": True, "partial_images": 1, "inference_steps": 10}
-    text = client.post("/t2i", json=body | {"strength": 0.5}).text
-    assert text.count("event: preview") == 2
-    assert '"step":5,"num_steps":5' in text
-    assert '"index":1' in text.partition("event: finished")[2]
-
-
 def test_files_name_the_images_they_were_made_from(client):
     response = t2i(client, mask=b64(MASK), strength=0.6)
     metadata = read_metadata(io.BytesIO(response.content))
@@ -424,6 +409,9 @@ def test_an_upload_that_is_decoded_holds_its_file_and_neither_its_body_nor_base6
     held = []
 
     def pixels(*_):
+        # The thread that has decoded base64 lets go of it a moment later.
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: tracemalloc.get_traced_memory()[0] < 1.5 * len(file), 10)
         held.append(tracemalloc.get_traced_memory()[0])
         return bytes(64 * 64 * 3)
 
@@ -690,12 +678,6 @@ def test_variations_are_not_supported(openai_client):
     assert "/v1/images/edits" in str(raised.value)
 
 
-def test_edits_name_the_field_of_both_sides(client):
-    form = {"prompt": "p", "size": "33x31"}
-    answer = client.post("/v1/images/edits", data=form, files={"image": ("a.png", PHOTO)})
-    assert answer.json()["error"]["param"] == "size"
-
-
 # ── A1111's img2img ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 # What webuiapi sends with every request.
@@ -833,14 +815,6 @@ def test_an_image_whose_latents_are_resized_keeps_its_size(client, engine):
         ({"init_images": [b64(file_of(photo((136, 48))))]}, "init_images has 136 × 48 pixels; to resize its latents"),
     ):
         assert says in img2img(client, resize_mode=3, **fields).json()["detail"]
-
-
-def test_hostile_files_of_img2img_and_edits_are_rejected(client, engine):
-    bomb = png(8000, 5000)
-    assert img2img(client, init_images=[b64(bomb)]).status_code == 422
-    form = {"image": ("a.png", bomb)}
-    assert client.post("/v1/images/edits", data={"prompt": "p"}, files=form).status_code == 422
-    assert engine.submitted == []
 
 
 # ── Jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,38 +1,27 @@
 """The routes of sparse encoders and of those that embed tokens, in front of a fake engine with both and a reranker."""
 
-import httpx
 import numpy as np
 import pytest
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, FrontendConfig
 from noria.frontend.services.texts import text_request
 from noria.testing.fake_encoder import FAKE_ENCODER, LATE, SPARSE, fake_vector, word_id
-from noria.testing.fake_engine import FAKE_LOAD, FakeEngine
-from waiting import wait_until
 
 FILL = 3
 
 
 @pytest.fixture(scope="module")
-def engine(folder):
-    with FakeEngine(f"ipc://{folder}/retrieval", models=(FAKE_ENCODER, SPARSE, LATE), load=FAKE_LOAD) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def shared(engine):
+def shared(folder):
     config = Config(frontend=FrontendConfig(max_texts=8, max_text_chars=500))
-    with serving(config, engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_models(folder, FAKE_ENCODER, SPARSE, LATE, config=config) as client:
         yield client
 
 
 @pytest.fixture
-def texts(shared, engine):
+def texts(shared):
     """A client; the engine behind it is reset."""
-    engine.reset()
-    shared.engine = engine
+    shared.engine.reset()
     return shared
 
 
