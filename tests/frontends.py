@@ -1,5 +1,6 @@
 """Front ends on loopback ports, in front of fake engines: in a thread of this process, or in a process of their own."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from noria.protocol.tasks import FrontendTask
 from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_encoder import FakeTokenizer
 from noria.testing.fake_engine import FakeEngine, FakeEngineState
-from waiting import wait_until, wait_until_ready
+from waiting import wait_until, wait_until_async, wait_until_ready
 
 DEFAULT_CONFIG, DEFAULT_FRONTEND = Config(), FrontendConfig()
 
@@ -137,6 +138,17 @@ def new_engine(folder: pathlib.Path) -> Iterator[Callable[..., FakeEngine]]:
     yield make
     for engine in engines:
         engine.stop()
+
+
+def run_in_pool(engine: FakeEngine, scenario: Callable[[EnginePool], Coroutine[Any, Any, None]]) -> None:
+    """Run `scenario` with a pool of one engine, which is ready."""
+
+    async def run() -> None:
+        async with EnginePool([engine.address]) as pool:
+            await wait_until_async(lambda: pool.ready)
+            await scenario(pool)
+
+    asyncio.run(run())
 
 
 @dataclass(frozen=True)

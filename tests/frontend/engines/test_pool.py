@@ -6,6 +6,7 @@ import gc
 import msgspec
 import pytest
 
+from frontends import run_in_pool
 from noria.errors import EngineUnavailable, GenerationFailed
 from noria.frontend.engines.pool import EnginePool
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -76,41 +77,37 @@ def test_a_request_that_is_cancelled_twice_leaves_no_exception_that_nobody_await
 def test_an_invalid_reply_fails_its_request_and_not_the_connection(request_of, new_engine, caplog):
     engine = new_engine()
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            engine.sends_invalid_replies = True
-            with pytest.raises(GenerationFailed):
-                await engine_pool.submitter.submit(request_of())
-            assert "invalid reply from its engine" in caplog.text
-            engine.sends_invalid_replies = False
-            assert engine_pool.ready
-            assert (await engine_pool.submitter.submit(request_of(seed=4))).images[0].seed == 4
+    async def scenario(engine_pool):
+        engine.sends_invalid_replies = True
+        with pytest.raises(GenerationFailed):
+            await engine_pool.submitter.submit(request_of())
+        assert "invalid reply from its engine" in caplog.text
+        engine.sends_invalid_replies = False
+        assert engine_pool.ready
+        assert (await engine_pool.submitter.submit(request_of(seed=4))).images[0].seed == 4
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_cancelled_calls_leave_no_task_and_no_attempt(request_of, new_engine):
     engine = new_engine()
     engine.never_answers = True
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            before = len(asyncio.all_tasks())
-            callers = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=k))) for k in range(300)]
-            for number, caller in enumerate(callers):
-                if number % 7 == 0:
-                    await asyncio.sleep(0.001)
-                caller.cancel()
-            await asyncio.gather(*callers, return_exceptions=True)
-            await wait_until_async(lambda: len(asyncio.all_tasks()) == before)
-            assert not engine_pool._engines[0]._attempts
-            assert not engine_pool.submitter._timers
-            # The last messages may still be on their way to the engine.
-            await wait_until_async(lambda: {r.attempt_id for r in engine.submitted} == set(engine.cancelled))
+    async def scenario(engine_pool):
+        before = len(asyncio.all_tasks())
+        callers = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=k))) for k in range(300)]
+        for number, caller in enumerate(callers):
+            if number % 7 == 0:
+                await asyncio.sleep(0.001)
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        await wait_until_async(lambda: len(asyncio.all_tasks()) == before)
+        assert not engine_pool._engines[0]._attempts
+        assert not engine_pool.submitter._timers
+        # The last messages may still be on their way to the engine.
+        await wait_until_async(lambda: {r.attempt_id for r in engine.submitted} == set(engine.cancelled))
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_a_named_front_end_reconnects_under_its_name_and_an_unnamed_one_under_a_new_name(new_engine):
@@ -145,18 +142,16 @@ def test_a_view_that_arrives_after_the_disconnect_is_ignored(new_engine):
         "incarnation", 0.0, 1, 4, (), (), 0, 0.0, (), (), RatesView(60.0, 0, 0, 0, None, None, None, 0, 0, 0)
     )
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            received = []
-            engine_pool.on_view.append(lambda *arguments: received.append(arguments))
-            (engine_client,) = engine_pool._engines
-            engine_pool._handle_event(engine_client, (view, None))
-            engine_pool._handle_event(engine_client, Disconnected())
-            engine_pool._handle_event(engine_client, (view, None))
-            assert received == [("engine-0", view, None)]
+    async def scenario(engine_pool):
+        received = []
+        engine_pool.on_view.append(lambda *arguments: received.append(arguments))
+        (engine_client,) = engine_pool._engines
+        engine_pool._handle_event(engine_client, (view, None))
+        engine_pool._handle_event(engine_client, Disconnected())
+        engine_pool._handle_event(engine_client, (view, None))
+        assert received == [("engine-0", view, None)]
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_the_default_model_stays_while_its_group_has_no_engine(new_engine, folder):

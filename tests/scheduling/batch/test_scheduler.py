@@ -457,12 +457,16 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
         batch_key=st.sampled_from([TEXT_KEY, TEXT_KEY, OTHER_MODEL]),
         timeout_s=st.none() | st.floats(0, 20),
         deadline_s=st.none() | st.floats(0, 20),
-        exclusive=st.booleans() | st.just(False),
-        priority=st.sampled_from(["low", "normal", "high"]),
-        client=st.sampled_from(["", "a", "b"]),
-        weight=st.sampled_from([1.0, 0.25]),
+        others=st.fixed_dictionaries(
+            {
+                "exclusive": st.booleans() | st.just(False),
+                "priority": st.sampled_from(["low", "normal", "high"]),
+                "client": st.sampled_from(["", "a", "b"]),
+                "weight": st.sampled_from([1.0, 0.25]),
+            }
+        ),
     )
-    def submit(self, num_tokens, batch_key, timeout_s, deadline_s, exclusive, priority, client, weight):
+    def submit(self, num_tokens, batch_key, timeout_s, deadline_s, others):
         self.count += 1
         request = SchedulableRequest(
             f"r{self.count}",
@@ -471,11 +475,8 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
             1,
             None if timeout_s is None else self.now + timeout_s,
             None if deadline_s is None else self.now + deadline_s,
-            priority=priority,
-            exclusive=exclusive,
             num_tokens=tuple(num_tokens),
-            client=client,
-            weight=weight,
+            **others,
         )
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))

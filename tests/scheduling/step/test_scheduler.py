@@ -636,6 +636,9 @@ def test_an_image_whose_decode_is_left_is_decoded_when_it_joins():
     assert scheduler.backlog_s == 0.0
 
 
+SHARE = {"client": st.sampled_from(["", "a", "b"]), "weight": st.sampled_from([1.0, 0.25])}
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """In any sequence of events, no slot leaks, no image is lost or generated twice, every request ends once."""
 
@@ -659,10 +662,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         for number, calls in enumerate(num_calls):
             request = make_request(f"first{number}", calls, 2, priority="low", client=client, call_size=call_size)
-            self.open[request.attempt_id] = request
-            self.record(self.scheduler.submit(request, self.now))
+            self.submitted(request)
         self.run_iterations(1)
-        self.submit_urgent(2, 2, urgent_client, 1.0)
+        self.submit_urgent(2, 2, {"client": urgent_client})
         self.run_iterations(1)
 
     def __init__(self):
@@ -697,31 +699,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch_key=st.sampled_from([SMALL, LARGE, SHOWN, STAGED]),
         timeout_s=st.none() | st.floats(0, 20),
         deadline_s=st.none() | st.floats(0, 20),
-        rows=st.integers(1, 2),
-        exclusive=st.booleans() | st.just(False),
-        priority=st.sampled_from(["low", "normal", "high"]),
-        has_start_image=st.booleans(),
         num_first_calls=st.none() | st.integers(1, 3),
         second_stage_px=st.sampled_from([None, (LARGE.width_px, LARGE.height_px)]),
-        client=st.sampled_from(["", "a", "b"]),
-        weight=st.sampled_from([1.0, 0.25]),
+        others=st.fixed_dictionaries(
+            {
+                "rows": st.integers(1, 2),
+                "exclusive": st.booleans() | st.just(False),
+                "priority": st.sampled_from(["low", "normal", "high"]),
+                "has_start_image": st.booleans(),
+                **SHARE,
+            }
+        ),
     )
-    def submit(
-        self,
-        calls,
-        images,
-        batch_key,
-        timeout_s,
-        deadline_s,
-        rows,
-        exclusive,
-        priority,
-        has_start_image,
-        num_first_calls,
-        second_stage_px,
-        client,
-        weight,
-    ):
+    def submit(self, calls, images, batch_key, timeout_s, deadline_s, num_first_calls, second_stage_px, others):
         self.count += 1
         has_stages = batch_key == STAGED and num_first_calls is not None and num_first_calls < calls
         request = make_request(
@@ -731,17 +721,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             batch_key,
             None if timeout_s is None else self.now + timeout_s,
             deadline=None if deadline_s is None else self.now + deadline_s,
-            rows=rows,
-            exclusive=exclusive,
-            priority=priority,
             call_size=None if batch_key == STAGED else self.call_size,
-            has_start_image=has_start_image,
             second_stage_from=num_first_calls if has_stages else None,
             second_stage_px=second_stage_px if has_stages else None,
             between=((STAGED._replace(stage=7), num_first_calls),) if has_stages and second_stage_px else (),
-            client=client,
-            weight=weight,
+            **others,
         )
+        return self.submitted(request)
+
+    def submitted(self, request):
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
         return request.attempt_id
@@ -861,28 +849,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.plan is not None:
                 self.commit(self.plan)
 
-    @rule(
-        target=requests,
-        calls=st.integers(1, 4),
-        images=st.integers(1, 3),
-        client=st.sampled_from(["", "a", "b"]),
-        weight=st.sampled_from([1.0, 0.25]),
-    )
-    def submit_urgent(self, calls, images, client, weight):
+    @rule(target=requests, calls=st.integers(1, 4), images=st.integers(1, 3), share=st.fixed_dictionaries(SHARE))
+    def submit_urgent(self, calls, images, share):
         self.count += 1
-        request = make_request(
-            f"r{self.count}",
-            calls,
-            images,
-            SMALL,
-            priority="high",
-            client=client,
-            weight=weight,
-            call_size=self.call_size,
+        return self.submitted(
+            make_request(f"r{self.count}", calls, images, priority="high", call_size=self.call_size, **share)
         )
-        self.open[request.attempt_id] = request
-        self.record(self.scheduler.submit(request, self.now))
-        return request.attempt_id
 
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())

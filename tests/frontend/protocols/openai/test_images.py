@@ -3,19 +3,14 @@
 import base64
 import io
 
-import httpx
 import openai
 import pytest
 from PIL import Image
 
 
 @pytest.fixture
-def client(url, engine):
-    with (
-        httpx.Client(verify=False) as web,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=web, max_retries=0) as client,
-    ):
-        yield client
+def client(openai_client):
+    return openai_client
 
 
 def test_generate(client, engine):

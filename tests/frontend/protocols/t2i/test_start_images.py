@@ -558,15 +558,6 @@ def test_large_bodies_count_as_uploads(serve, new_engine, monkeypatch):
 # ── OpenAI's edits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def openai_client(url, engine):
-    with (
-        httpx.Client(verify=False) as web,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=web, max_retries=0) as client,
-    ):
-        yield client
-
-
 def transparent_left():
     mask = Image.new("RGBA", SIZE, "black")
     mask.paste((255, 255, 255, 0), (0, 0, 32, 48))

@@ -6,7 +6,6 @@ import json
 import socket
 
 import httpx
-import openai
 import pytest
 from PIL import Image
 
@@ -90,12 +89,6 @@ def test_the_end_of_the_engine_is_reported_before_its_cause_is_known(new_engine,
             engine.set_state("ready")
             *_, last = events
             assert len(last["images"]) == 1
-
-
-@pytest.fixture
-def openai_client(url, engine):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_openais_client_gets_partial_images_and_the_completed_one(openai_client, engine, spec):
