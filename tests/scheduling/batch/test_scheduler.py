@@ -235,14 +235,15 @@ def test_a_request_that_cannot_meet_its_deadline_any_more_goes_last():
 def test_cancelled_and_expired_texts_are_in_no_batch_and_their_results_are_ignored():
     scheduler = make_scheduler()
     submit(scheduler, "running", 30, 30)
-    submit(scheduler, "expires", 30, expires_at=1.0)
-    plan = scheduler.plan(0.0)
-    submit(scheduler, "cancelled", 30)
+    submit(scheduler, "expires", 30, now=0.25, expires_at=1.0)
+    plan = scheduler.plan(0.25)
+    submit(scheduler, "cancelled", 30, now=0.25)
     assert ends(scheduler.cancel("cancelled", 0.5)) == {"cancelled": FinishReason.CANCELLED}
     assert scheduler.cancel("cancelled", 0.5) == []
     (ended,) = scheduler.expire(1.0)
     assert (ended.finish_reason, ended.num_departures) == (FinishReason.EXPIRED, 1)
-    assert (ended.timings.slot_s, ended.timings.mean_batch) == (1.0, 3)
+    assert (ended.timings.slot_s, ended.timings.mean_batch) == (0.75, 3)
+    assert ended.message.startswith("it did not finish within 0.750 s")
     assert ends(scheduler.cancel("running", 1.0)) == {"running": FinishReason.CANCELLED}
     submit(scheduler, "running", 30, now=1.0)  # again, with the same id
     assert scheduler.commit(plan, BatchResult(), 1.0) == []

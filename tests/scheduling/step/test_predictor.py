@@ -95,6 +95,16 @@ def test_queue_positions_count_the_images_that_join_before():
     assert [queue.ahead_of(requests[name].last_rank).num_images for name in ("urgent", "a")] == [0, 2]
 
 
+@pytest.mark.parametrize(("call_size", "finish_in_s"), [((0, 0), 5.0), (None, 10.0)])
+def test_forecasts_know_which_sizes_share_calls(call_size, finish_in_s):
+    predictor = make_predictor()
+    predictor.costs.steps = {key: CostCurve({1: 1.0, 8: 1.0}) for key in (SMALL, LARGE)}  # rows cost nothing
+    for name, batch_key in (("small", SMALL), ("large", LARGE)):
+        predictor.table.add(make_request(name, batch_key=batch_key, call_size=call_size), 0.0)
+    predicted = predictor.predict_requests(["small", "large"], 0.0)
+    assert max(each.finish_in_s for each in predicted.values()) == finish_in_s
+
+
 def test_predict_without_changes_neither_the_table_nor_later_predictions():
     predictor = make_predictor(num_slots=4)
     predictor.table.add(make_request("before"), 0.0)

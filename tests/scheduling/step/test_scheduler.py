@@ -207,11 +207,13 @@ def test_a_failed_image_fails_its_request_and_no_other():
 def test_requests_expire_whether_running_or_waiting():
     scheduler = StepScheduler(1)
     scheduler.submit(make_request("runs", calls=9, expires_at=5.0), 0)
-    scheduler.submit(make_request("waits", calls=9, expires_at=7.0), 0)
+    scheduler.submit(make_request("waits", calls=9, expires_at=7.0), now=1.0)
     scheduler.submit(make_request("patient", calls=9), 0)
     run_iteration(scheduler)
     assert scheduler.expire(4.9) == []
-    assert [event.attempt_id for event in scheduler.expire(7.0)] == ["runs", "waits"]
+    ended = scheduler.expire(7.0)
+    assert [event.attempt_id for event in ended] == ["runs", "waits"]
+    assert ended[1].message.startswith("it did not finish within 6.00 s")
     assert run_iteration(scheduler)[0].joins[0].image.attempt_id == "patient"
 
 

@@ -591,12 +591,8 @@ def test_openais_client_edits_a_list_of_one_and_streams(openai_client, engine):
         ({"image": [PHOTO, PHOTO]}, "image", "image is there 2 times"),
         ({"mask": MASK}, "mask", "no transparency"),
         ({"mask": file_of(Image.new("RGBA", (8, 8)))}, "mask", "8 × 8"),
-        ({"n": 9}, "n", "1 to 4"),
-        ({"size": "33x32"}, "size", "multiple of 8"),
         ({"response_format": "url"}, "response_format", "b64_json"),
-        ({"extra_body": {"strength": 7}}, "strength", "7"),
         ({"extra_body": {"strength": "much"}}, "strength", "a number"),
-        ({"extra_body": {"steps": 7}}, "steps", "unknown field"),
         ({"extra_body": {"loras": "["}}, "loras", "no JSON"),
         (
             {"extra_body": {"loras": [{"name": "a"}, {"name": "b"}]}},
@@ -729,10 +725,9 @@ def test_without_a_strength_it_is_a1111s(client, engine):
         ({"mask": b64(MASK), "mask_blur_x": 300, "mask_blur": None}, "mask_blur_x is 300.0; allowed are 0 to 256."),
         ({"mask": b64(file_of(left_half(inside=0)))}, "mask covers nothing, so there is no part to repaint"),
         ({"initial_noise_multiplier": 0.5}, "initial_noise_multiplier is 0.5"),
+        ({"enable_hr": True}, "the hires fix of an image is not supported"),
         ({"denoising_strength": 0}, "denoising_strength is 0.0; allowed are 0.01 to 1.0"),
         (WITH_MASK | {"mask": b64(file_of(left_half((8, 8))))}, "mask has 8 × 8 pixels"),
-        ({"enable_hr": True}, "the hires fix of an image is not supported"),
-        ({"width": 20}, "multiple of 8"),
     ],
 )
 def test_img2img_that_is_not_allowed(client, engine, fields, says):
