@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,13 @@ class ServedClient(httpx.Client):
 
 
 @contextlib.contextmanager
-def served_client(config: Config, engine: FakeEngine, **options: Any) -> Iterator[ServedClient]:
+def served_client(
+    config: Config, engine: FakeEngine, headers: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[ServedClient]:
     """A client of a front end as of `serving`, once its engine is ready."""
     with (
         serving(config, engine, **options) as (url, _),
-        ServedClient(base_url=url, timeout=60, verify=False) as client,
+        ServedClient(base_url=url, headers=headers, timeout=60, verify=False) as client,
     ):
         wait_until(lambda: client.get("/readyz").status_code == 200)
         client.engine = engine

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
+from frontends import served_client
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError, RateLimited
 from noria.frontend.access import key_reload
@@ -205,19 +206,13 @@ def test_a_job_is_visible_to_its_own_key_only(client_of, ended):
     assert "succeeded" in alice.get(f"/v1/jobs/{job_id}/events").text
 
 
-def test_jobs_submitted_without_keys_are_visible_without_keys_only(
-    serve_keys, serve, new_engine, tmp_path, client_with_key
-):
+def test_jobs_submitted_without_keys_are_visible_without_keys_only(serve_keys, new_engine, tmp_path, client_with_key):
     def post(client):
         return client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
 
     @contextlib.contextmanager
     def open_to_all():
-        with (
-            serve(Config(data_dir=str(tmp_path)), new_engine()) as (address, _),
-            httpx.Client(base_url=address, verify=False, timeout=60) as client,
-        ):
-            wait_until(lambda: client.get("/readyz").status_code == 200)
+        with served_client(Config(data_dir=str(tmp_path)), new_engine()) as client:
             yield client
 
     with open_to_all() as client:

@@ -6,11 +6,11 @@ import json
 import re
 from collections import Counter
 
-import httpx
 import openai
 import pytest
 from PIL import Image
 
+from frontends import served_client
 from noria.config import Config, StatisticsConfig
 from noria.images.metadata_io import read_metadata
 from waiting import wait_until
@@ -122,12 +122,11 @@ def test_a_job_says_it_of_each_image(client, scored):
     assert "safety score 0.75" in job["error"]
 
 
-def test_scores_are_counted_with_those_of_refused_images(serve, new_engine):
+def test_scores_are_counted_with_those_of_refused_images(new_engine):
     engine = new_engine()
     engine.safety_scores = {7: 0.25, 8: 0.75, 9: 0.125}
     config = Config(statistics=StatisticsConfig(builtin=("images",)))
-    with serve(config, engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(config, engine) as client:
         before = stat_counts(client)  # other tests of this process have counted, too
         assert client.post("/t2i", json={"prompt": "p", "seed": 7, "n": 3}).status_code == 200
         assert client.post("/t2i", json={"prompt": "p", "seed": 8}).status_code == 400

@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 
-import httpx
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.responses import Response
 
+from frontends import served_client
 from noria.config import Config, FrontendConfig
 from noria.errors import ImageFileError
 from noria.frontend.http import body as bodies
@@ -22,7 +22,7 @@ from noria.frontend.services.images.generation_types import GenerationResult, Im
 from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata_io import read_metadata
 from noria.protocol.request import ImageRequestBody
-from waiting import wait_until, wait_until_ready
+from waiting import wait_until
 
 
 def error_of(response):
@@ -314,14 +314,10 @@ def test_request_that_crashes_the_engine_twice_fails(client, engine):
     assert len(engine.submitted) == 2
 
 
-def test_engine_that_does_not_restart(serve, new_engine):
+def test_engine_that_does_not_restart(new_engine):
     engine = new_engine()
     engine.num_crashes_left, engine.restarts = 1, False
-    with (
-        serve(Config(), engine, restart_wait_s=1.0) as (url, _),
-        httpx.Client(base_url=url, verify=False, timeout=60) as client,
-    ):
-        wait_until_ready(url)
+    with served_client(Config(), engine, restart_wait_s=1.0) as client:
         response = client.post("/t2i", json={"prompt": "p"})
         assert (response.status_code, error_of(response)["code"]) == (503, "engine_lost")
         response = client.post("/t2i", json={"prompt": "p"})

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from frontends import served_client
 from noria.config import Config
 from waiting import wait_until
 
@@ -76,19 +77,20 @@ def test_http_1_0_gets_plain_bytes_until_the_connection_closes(url, engine, expe
     assert events.endswith(b"}\n\n")
 
 
-def test_the_end_of_the_engine_is_reported_before_its_cause_is_known(new_engine, serve):
+def test_the_end_of_the_engine_is_reported_before_its_cause_is_known(new_engine):
     engine = new_engine()
     engine.num_crashes_left, engine.restarts = 1, False
-    with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
-        with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
-            lines = (line for line in response.iter_lines() if line.startswith("data: "))
-            events = (json.loads(line.removeprefix("data: ")) for line in lines)
-            lost = next(data for data in events if data["finish_in_s"] is None)
-            assert (lost["queue_position"], lost["step"]) == (0, 0)
-            engine.set_state("ready")
-            *_, last = events
-            assert len(last["images"]) == 1
+    with (
+        served_client(Config(), engine) as client,
+        client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response,
+    ):
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        events = (json.loads(line.removeprefix("data: ")) for line in lines)
+        lost = next(data for data in events if data["finish_in_s"] is None)
+        assert (lost["queue_position"], lost["step"]) == (0, 0)
+        engine.set_state("ready")
+        *_, last = events
+        assert len(last["images"]) == 1
 
 
 def test_openais_client_gets_partial_images_and_the_completed_one(openai_client, engine, spec):
