@@ -1,7 +1,6 @@
 """The rerankers' API of Jina, Cohere and vLLM in front of a fake engine with a reranker and an embedding model.
 
-The bodies are those that Open WebUI, Dify and RAGFlow send, read from their code; `tests/clients` has clients that
-install.
+The bodies are those that Open WebUI, Dify and RAGFlow send; `tests/clients` has clients that install.
 """
 
 import math
@@ -81,14 +80,6 @@ def test_documents_may_be_objects_and_are_returned_on_request(texts):
     objects = [{"text": document, "title": "ignored"} for document in DOCUMENTS[:2]]
     got = post(texts, documents=[*objects, *DOCUMENTS[2:]], return_documents=True, rank_fields=["text"])
     assert [each["document"] for each in got["results"]] == [{"text": DOCUMENTS[index]} for index in ORDER]
-
-
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])  # its base URL with /v1 or without
-def test_dify_gets_documents_and_scores(texts, path):
-    body = {"model": "ranker", "query": "q", "documents": DOCUMENTS, "top_n": None, "return_documents": True}
-    for result in texts.post(path, json=body).json()["results"]:
-        assert result["document"].get("text") == DOCUMENTS[result["index"]]
-        assert result["relevance_score"] == pytest.approx(SCORES[result["index"]])
 
 
 def test_ragflow_gets_scores_and_the_count_of_tokens(texts):

@@ -114,13 +114,6 @@ def test_errors_of_a_ranking_count_and_number_its_documents(texts, body, status,
     assert (answer.status_code, says in answer.text) == (status, True), answer.text
 
 
-@pytest.mark.parametrize("path", ["/embed", "/embed_sparse", "/embed_all", "/predict"])
-def test_a_route_names_the_models_that_it_needs(texts, path):
-    answer = texts.post(path, json={"inputs": "a", "model": "late" if path != "/embed_all" else "sparse"})
-    assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend"), answer.text
-    assert "this route needs" in answer.json()["error"]
-
-
 def test_the_open_inference_protocol_has_the_zeros_up_to_a_limit(texts, monkeypatch):
     body = {"inputs": [{"name": "TEXT", "shape": [2], "datatype": "BYTES", "data": ["a b a", "c"]}]}
     output = post(texts, "/v2/models/sparse/infer", **body)["outputs"][0]
