@@ -1,5 +1,6 @@
 """Front ends on loopback ports, in front of fake engines: in a thread of this process, or in a process of their own."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -11,10 +12,11 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import msgspec
 import psutil
 import pytest
@@ -26,14 +28,15 @@ from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.process import http_server
 from noria.observe.traces.tracer import GLOBAL_TRACER
+from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.routes import Routes
 from noria.protocol.tasks import FrontendTask
 from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_encoder import FakeTokenizer
 from noria.testing.fake_engine import FakeEngine, FakeEngineState
-from waiting import wait_until_ready
+from waiting import wait_until, wait_until_async, wait_until_ready
 
-DEFAULT_FRONTEND = FrontendConfig()
+DEFAULT_CONFIG, DEFAULT_FRONTEND = Config(), FrontendConfig()
 
 
 @contextlib.contextmanager
@@ -81,6 +84,38 @@ def _serving(
             thread.join()
 
 
+class ServedClient(httpx.Client):
+    """A client of a front end, which has the fake engine behind it as `engine`."""
+
+    engine: FakeEngine
+
+
+@contextlib.contextmanager
+def served_client(
+    config: Config, engine: FakeEngine, headers: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[ServedClient]:
+    """A client of a front end as of `serving`, once its engine is ready."""
+    with (
+        serving(config, engine, **options) as (url, _),
+        ServedClient(base_url=url, headers=headers, timeout=60, verify=False) as client,
+    ):
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        client.engine = engine
+        yield client
+
+
+@contextlib.contextmanager
+def served_models(
+    folder: pathlib.Path, *models: AnyModelSpec, config: Config = DEFAULT_CONFIG
+) -> Iterator[ServedClient]:
+    """A client of a front end before a fake engine of its own, which holds `models`; the first one is the default."""
+    with (
+        FakeEngine(f"ipc://{folder}/{uuid.uuid4().hex[:8]}", models=models) as engine,
+        served_client(config, engine) as client,
+    ):
+        yield client
+
+
 @pytest.fixture
 def serve() -> Callable[..., contextlib.AbstractContextManager[tuple[str, uvicorn.Server]]]:
     return serving
@@ -105,6 +140,17 @@ def new_engine(folder: pathlib.Path) -> Iterator[Callable[..., FakeEngine]]:
     yield make
     for engine in engines:
         engine.stop()
+
+
+def run_in_pool(engine: FakeEngine, scenario: Callable[[EnginePool], Coroutine[Any, Any, None]]) -> None:
+    """Run `scenario` with a pool of one engine, which is ready."""
+
+    async def run() -> None:
+        async with EnginePool([engine.address]) as pool:
+            await wait_until_async(lambda: pool.ready)
+            await scenario(pool)
+
+    asyncio.run(run())
 
 
 @dataclass(frozen=True)

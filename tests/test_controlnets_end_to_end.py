@@ -1,18 +1,16 @@
 """ControlNets in a whole server, with real processes: mixed in one batch, in a job, and one that fits no model."""
 
-import base64
-import concurrent.futures
-import io
+import functools
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 import tiny_models
 from noria.cli.main import main
 from noria.images.metadata_io import read_metadata
 from noria.testing.server import running_server
+from uploads import b64, check_own_images, file_of, photo, pixels_of
 from waiting import wait_until
 
 
@@ -39,24 +37,17 @@ def client(server):
 
 
 def control(name, seed, **fields):
-    file = io.BytesIO()
-    noise = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
-    Image.fromarray(noise).save(file, "png")
-    return {"name": name, "image": base64.b64encode(file.getvalue()).decode(), **fields}
+    return {"name": name, "image": b64(file_of(photo((32, 32), seed))), **fields}
 
 
-def body(*controls):
+def body(controls):
     return {"prompt": "a red ring", "seed": 3, "inference_steps": 30, "controls": list(controls)}
 
 
-def generate(client, *controls):
-    answer = client.post("/t2i", json=body(*controls))
+def generate(client, controls):
+    answer = client.post("/t2i", json=body(controls))
     assert answer.status_code == 200, answer.text
     return answer
-
-
-def pixels(content):
-    return np.asarray(Image.open(io.BytesIO(content))).astype(int)
 
 
 CHOICES = [
@@ -68,15 +59,7 @@ CHOICES = [
 
 
 def test_images_of_one_batch_have_their_own_controlnets(client, tmp_path):
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        together = list(threads.map(lambda chosen: generate(client, *chosen), CHOICES * 2))
-    assert max(float(answer.headers["X-Noria-Mean-Batch"]) for answer in together) > 2
-    alone = [pixels(generate(client, *chosen).content) for chosen in CHOICES]
-    for number, answer in enumerate(together):
-        assert np.abs(pixels(answer.content) - alone[number % 4]).max() <= 1
-    for first in range(4):
-        for second in range(first):
-            assert np.abs(alone[first] - alone[second]).max() > 5
+    together, _ = check_own_images(functools.partial(generate, client), CHOICES)
     (tmp_path / "a.png").write_bytes(together[3].content)
     used = read_metadata(tmp_path / "a.png").controls
     assert [(each.name, each.scale, len(each.digest), len(each.image_digest)) for each in used] == [
@@ -86,10 +69,10 @@ def test_images_of_one_batch_have_their_own_controlnets(client, tmp_path):
 
 
 def test_a_job_has_the_pixels_of_its_controls(client):
-    job = client.post("/v1/jobs", json={"input": body(*CHOICES[3])}).json()
+    job = client.post("/v1/jobs", json={"input": body(CHOICES[3])}).json()
     wait_until(lambda: client.get(f"/v1/jobs/{job['id']}").json()["status"] == "succeeded")
     image = client.get(f"/v1/jobs/{job['id']}/images/0").content
-    assert np.abs(pixels(image) - pixels(generate(client, *CHOICES[3]).content)).max() <= 1
+    assert np.abs(pixels_of(image) - pixels_of(generate(client, CHOICES[3]).content)).max() <= 1
 
 
 def test_a_controlnet_that_fits_no_model_ends_the_start(tiny_xl_folder, controlnets, capsys):

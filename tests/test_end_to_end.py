@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from typing import NamedTuple
 
@@ -224,12 +223,6 @@ def test_a1111_clients_work_and_generate_repeats_their_files_without_the_server(
     assert {"Euler a", "DPM++ 2M"} <= {sampler["name"] for sampler in client.get("/sdapi/v1/samplers").json()}
 
 
-def test_a_step_count_that_the_scheduler_does_not_support_is_a_400(either):
-    answer = either.post("/t2i", json={"prompt": PROMPT, "scheduler": "lcm", "inference_steps": 120})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] in ("inference_steps", "scheduler")
-
-
 def cancelled_images(client):
     return metric(client, "noria_departures_total", 'outcome="cancelled"')
 
@@ -299,77 +292,6 @@ def test_a_killed_or_hung_engine_is_restarted_and_its_requests_are_answered(numb
     assert client.get("/readyz").status_code == 200
     assert answer.status_code == 200, answer.text
     assert np.array_equal(pixels(answer.content), undisturbed)
-
-
-def live_events(response):
-    """(name, data) of each event."""
-    name = ""
-    for line in response.iter_lines():
-        if line.startswith("event: "):
-            name = line.removeprefix("event: ")
-        if line.startswith("data: "):
-            yield name, json.loads(line.removeprefix("data: "))
-
-
-@contextlib.contextmanager
-def repeating(client, requests):
-    """Send all `requests` concurrently, each again and again, so that a late observer sees them together.
-
-    Errors are ignored: another test checks that requests survive the restart of an engine.
-    """
-    stop = threading.Event()
-
-    def repeat(request):
-        while not stop.is_set():
-            if client.post("/t2i", json=request).status_code != 200:
-                stop.wait(0.2)
-
-    with concurrent.futures.ThreadPoolExecutor(len(requests)) as users:
-        tasks = [users.submit(repeat, request) for request in requests]
-        try:
-            yield
-        finally:
-            stop.set()
-    for task in tasks:
-        task.result()
-
-
-@pytest.mark.slow  # restarts an engine: 20 s; test_live.py and test_live_view.py hold the parts
-def test_the_live_view_shows_requests_of_several_shapes_and_the_restart_of_an_engine(client, server):
-    long = {"prompt": PROMPT, "inference_steps": 60, "guidance_scale": 5}
-    requests = [
-        long | {"width": 128, "height": 128, "scheduler": "euler"},
-        long | {"width": 192, "height": 64, "scheduler": "ddim", "inference_steps": 45},
-    ]
-    with client.stream("GET", "/v1/live") as response, repeating(client, requests):
-        events = live_events(response)
-        name, data = next(events)
-        assert (name, data["engines"][0]["state"]) == ("engines", "ready")
-        while not (name == "engine_view" and len(data["thumbnails"]) == 2):
-            name, data = next(events)
-        slots = {
-            (slot["settings"]["width"], slot["settings"]["height"], slot["settings"]["scheduler"], slot["num_calls"])
-            for slot in data["slots"]
-        }
-        assert slots == {(128, 128, "euler", 60), (192, 64, "ddim", 45)}
-        sprite_sheet = Image.open(io.BytesIO(base64.b64decode(data["sprite_sheet"]["b64"])))
-        assert sprite_sheet.size == (data["sprite_sheet"]["width"], data["sprite_sheet"]["height"])
-        assert {(thumbnail["width_px"], thumbnail["height_px"]) for thumbnail in data["thumbnails"]} == {
-            (16, 16),
-            (24, 8),
-        }
-        before = data["incarnation"]
-        engine(server).kill()
-        states = []
-        while not (name == "engine_view" and data["incarnation"] != before):
-            name, data = next(events)
-            if name == "engines":
-                states.append(data["engines"][0]["state"])
-        assert states[0] == "unknown"
-        assert states[-1] == "ready"
-        while not (name == "engine_view" and any(slot["settings"]["height"] == 64 for slot in data["slots"])):
-            name, data = next(events)
-    assert client.post("/t2i", json=requests[1]).status_code == 200
 
 
 class TerminatedServer(NamedTuple):
@@ -467,47 +389,6 @@ def test_logs_of_all_processes_have_the_request_id_and_no_secret(terminated):
         assert 0 < total_s <= request_line["total_s"] * 1.01
 
 
-def test_a_damaged_model_is_named_and_the_exit_status_says_so(tmp_path, bundled_folder):
-    import shutil
-
-    folder = tmp_path / "model"
-    shutil.copytree(bundled_folder, folder)
-    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100_000])
-    command = [sys.executable, "-m", "noria", "serve", str(folder), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert "unet/diffusion_pytorch_model.safetensors" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_several_images_are_returned_as_json(either):
-    answer = either.post("/t2i", json={"prompt": PROMPT, "n": 2, "seed": 9, "inference_steps": 3, "format": "jpeg"})
-    document = json.loads(answer.content)
-    assert [image["seed"] for image in document["images"]] == [9, 10]
-
-
-@pytest.mark.slow  # a server of its own: 15 s; test_multi_model.py and test_router.py hold the parts
-def test_two_models_are_served_by_one_engine(tiny_folder, server):
-    with running_server(["bundled", "--additional-models", str(tiny_folder), "--slots", "4"]) as both:
-        address = f"http://127.0.0.1:{both.port}"
-        with httpx.Client(base_url=address, timeout=280) as client, concurrent.futures.ThreadPoolExecutor(6) as users:
-            names = [card["id"] for card in client.get("/v1/models").json()["data"]]
-            assert names == ["noria-shapes", tiny_folder.name]
-            body = {"prompt": PROMPT, "inference_steps": 5}
-            requests = [body | {"seed": k, "model": names[k % 2]} for k in range(6)]
-            answers = list(users.map(lambda request: client.post("/t2i", json=request), requests))
-            rejected = client.post("/t2i", json=body | {"model": "other"})
-            costs = [client.get(f"/v1/models/{name}").json()["costs"] for name in names]
-    assert [answer.status_code for answer in answers] == [200] * 6
-    assert [pixels(answer.content).shape for answer in answers] == [(128, 128, 3), (32, 32, 3)] * 3
-    assert [answer.headers["x-noria-model"] for answer in answers] == names * 3
-    assert (rejected.status_code, rejected.json()["error"]["code"]) == (404, "model_not_found")
-    assert all(each[0]["step_s"] for each in costs)
-    unbatched = httpx.post(f"http://127.0.0.1:{server.port}/t2i", json=body | {"seed": 0}, timeout=280)
-    assert np.abs(pixels(unbatched.content) - pixels(answers[0].content)).max() <= 1
-
-
 def test_a_deadline_is_met_or_rejected_at_once(either):
     body = {"prompt": PROMPT, "inference_steps": 20}
     kept = either.post("/t2i", json=body | {"deadline_ms": 240_000})
@@ -521,20 +402,6 @@ def test_a_deadline_is_met_or_rejected_at_once(either):
     assert rejected.json()["error"]["code"] == "deadline_unmeetable"
     assert "even on an idle server" in rejected.json()["error"]["message"]
     assert num_joined(either) == joined_before  # it never had a slot
-
-
-@pytest.mark.slow  # a server of its own: 15 s; test_admission.py holds the rule
-def test_the_queue_limit_counts_seconds_of_work():
-    body = {"prompt": PROMPT, "inference_steps": 100}
-    with running_server(["bundled", "--slots", "2", "--queue-limit-s", "1"]) as small:
-        address = f"http://127.0.0.1:{small.port}/t2i"
-        with concurrent.futures.ThreadPoolExecutor(16) as users:
-            replies = list(users.map(lambda k: httpx.post(address, json=body | {"seed": k}, timeout=280), range(16)))
-    rejected = [reply for reply in replies if reply.status_code == 429]
-    assert rejected
-    assert {reply.status_code for reply in replies} == {200, 429}
-    assert {reply.json()["error"]["code"] for reply in rejected} == {"queue_full"}
-    assert all(1 <= int(reply.headers["retry-after"]) < 120 for reply in rejected)
 
 
 def test_a_stream_has_progress_and_previews(either):

@@ -46,6 +46,7 @@ def test_a_shadow_ends_after_its_answers_or_its_time_but_not_after_an_outage() -
     assert "for 9 answers; 9 copies answered" in end(ShadowPlan(20.0, max_answers=9), state).reason
     later = advance(state, ShadowCounts(), 999.0)  # 10 s of it count
     assert end(ShadowPlan(20.0, max_s=20.0), later) is None
+    assert advance(later, ShadowCounts(), 990.0).elapsed_s == later.elapsed_s == 15.0  # a clock that was set back
     assert "for 20 s" in end(ShadowPlan(20.0, max_s=20.0), advance(later, ShadowCounts(), 1004.0)).reason
     assert end(ShadowPlan(20.0), advance(state, ShadowCounts(num_answers=10**6), 125.0)) is None
 

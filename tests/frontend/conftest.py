@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import httpx
+import openai
 import pytest
 
 from frontends import folder, new_engine, serve, serving  # noqa: F401 - fixtures
@@ -103,3 +104,9 @@ def post_and_disconnect(url: str, engine: FakeEngine) -> Callable[..., None]:
 @pytest.fixture
 def client(web: httpx.Client, engine: FakeEngine) -> httpx.Client:
     return web
+
+
+@pytest.fixture
+def openai_client(client: httpx.Client) -> openai.OpenAI:
+    """OpenAI's unmodified client of the session's front end."""
+    return openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", http_client=client, max_retries=0)

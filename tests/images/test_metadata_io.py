@@ -208,8 +208,9 @@ NOT_READ = {
 @pytest.mark.parametrize("program", NOT_READ)
 def test_metadata_of_a_program_that_is_not_read_are_rejected_by_its_name(read, program):
     for data in NOT_READ[program]:
-        with pytest.raises(ImageFileError, match=f"has metadata of {program}, which are not read; those of Noria"):
-            read(data)
+        for reads in (read, lambda content: read_metadata(io.BytesIO(content))):
+            with pytest.raises(ImageFileError, match=f"has metadata of {program}, which are not read; those of Noria"):
+                reads(data)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
+from frontends import served_client
 from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError, RateLimited
-from noria.folders import file_version
 from noria.frontend.access import key_reload
 from noria.frontend.access.api_keys import ALL_SCOPES, ApiKey, generate_key
 from noria.frontend.access.auth import ClientDirectory, presented_key
@@ -206,19 +206,13 @@ def test_a_job_is_visible_to_its_own_key_only(client_of, ended):
     assert "succeeded" in alice.get(f"/v1/jobs/{job_id}/events").text
 
 
-def test_jobs_submitted_without_keys_are_visible_without_keys_only(
-    serve_keys, serve, new_engine, tmp_path, client_with_key
-):
+def test_jobs_submitted_without_keys_are_visible_without_keys_only(serve_keys, new_engine, tmp_path, client_with_key):
     def post(client):
         return client.post("/v1/jobs", json={"input": {"prompt": "p"}}).json()["id"]
 
     @contextlib.contextmanager
     def open_to_all():
-        with (
-            serve(Config(data_dir=str(tmp_path)), new_engine()) as (address, _),
-            httpx.Client(base_url=address, verify=False, timeout=60) as client,
-        ):
-            wait_until(lambda: client.get("/readyz").status_code == 200)
+        with served_client(Config(data_dir=str(tmp_path)), new_engine()) as client:
             yield client
 
     with open_to_all() as client:
@@ -263,9 +257,11 @@ def test_a_route_needs_its_scope(client_with_scopes):
         ("POST", "/api/v1/lineage"): {"lineage", "admin"},
         ("POST", "/api/v1/lineage/batch"): {"lineage", "admin"},
         ("GET", "/v1/registry/versions"): {"lineage", "deploy", "admin"},
+        ("GET", "/v1/registry/served"): {"lineage", "deploy", "admin"},
         ("GET", "/v1/registry/trace"): {"lineage", "deploy", "admin"},
         ("POST", "/v1/registry/trace"): {"lineage", "deploy", "admin"},
         ("GET", "/v1/deployments"): {"lineage", "deploy", "admin"},
+        ("GET", "/v1/deployments/history"): {"lineage", "deploy", "admin"},
         ("GET", "/v1/statistics"): {"lineage", "deploy", "admin"},
         ("POST", "/v1/registry/versions"): {"deploy", "admin"},
         ("POST", "/v1/deployments"): {"deploy", "admin"},
@@ -374,13 +370,6 @@ def test_a_changed_file_of_keys_adds_and_revokes_without_a_restart(client_of, tm
     ]
     rejected = {(event["reason"], event["key"]) for event in events if event["event"] == "client_rejected"}
     assert rejected == {("revoked_key", "bob"), ("missing_scope", "alice")}
-
-
-def test_a_changed_mode_has_the_file_of_keys_read_again(tmp_path):
-    file = tmp_path / "keys.toml"
-    file.touch()
-    before = file_version(str(file))
-    wait_until(lambda: file.chmod(0o640) or file_version(str(file)) != before)
 
 
 def test_a_changed_key_keeps_what_is_in_flight_and_charged():

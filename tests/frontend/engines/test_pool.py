@@ -6,6 +6,7 @@ import gc
 import msgspec
 import pytest
 
+from frontends import run_in_pool
 from noria.errors import EngineUnavailable, GenerationFailed
 from noria.frontend.engines.pool import EnginePool
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -15,18 +16,6 @@ from noria.protocol.transport import Disconnected, EngineEndpoint
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from waiting import wait_until_async
-
-
-def test_a_request_is_rejected_at_once_if_no_engine_is_ready(request_of, folder):
-    async def scenario():
-        async with EnginePool([f"ipc://{folder}/missing-0", f"ipc://{folder}/missing-1"]) as engine_pool:
-            assert not engine_pool.ready
-            assert not engine_pool.models
-            with pytest.raises(EngineUnavailable, match="engine 0 is unknown, engine 1 is unknown") as caught:
-                await engine_pool.submitter.submit(request_of())
-            assert caught.value.retry_after_s > 0
-
-    asyncio.run(scenario())
 
 
 def test_a_server_is_ready_when_an_engine_of_each_kind_is(new_engine, folder, spec):
@@ -85,75 +74,40 @@ def test_a_request_that_is_cancelled_twice_leaves_no_exception_that_nobody_await
     assert unhandled == []
 
 
-def test_an_engine_is_unready_once_it_ends_and_ready_after_its_restart(request_of, new_engine):
-    engine = new_engine()
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            incarnations = set()
-            for _ in range(5):
-                await wait_until_async(lambda: engine_pool.ready)
-                incarnations.add(engine_pool.engines[0].incarnation)
-                assert (await engine_pool.submitter.submit(request_of())).num_steps_run == 12
-                engine.set_state("dead")
-                await wait_until_async(lambda: not engine_pool.ready)
-                engine.set_state("ready")
-            assert len(incarnations) == 5
-
-    asyncio.run(scenario())
-
-
 def test_an_invalid_reply_fails_its_request_and_not_the_connection(request_of, new_engine, caplog):
     engine = new_engine()
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            engine.sends_invalid_replies = True
-            with pytest.raises(GenerationFailed):
-                await engine_pool.submitter.submit(request_of())
-            assert "invalid reply from its engine" in caplog.text
-            engine.sends_invalid_replies = False
-            assert engine_pool.ready
-            assert (await engine_pool.submitter.submit(request_of(seed=4))).images[0].seed == 4
+    async def scenario(engine_pool):
+        engine.sends_invalid_replies = True
+        with pytest.raises(GenerationFailed):
+            await engine_pool.submitter.submit(request_of())
+        assert "invalid reply from its engine" in caplog.text
+        engine.sends_invalid_replies = False
+        assert engine_pool.ready
+        assert (await engine_pool.submitter.submit(request_of(seed=4))).images[0].seed == 4
 
-    asyncio.run(scenario())
-
-
-def test_pixels_arrive_unchanged(request_of, new_engine):
-    engine = new_engine()
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            (image,) = (await engine_pool.submitter.submit(request_of(seed=9))).images
-            assert (image.width_px, image.height_px) == (64, 48)
-            assert bytes(image.rgb) == bytes(engine.colour(9)) * (64 * 48)
-
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_cancelled_calls_leave_no_task_and_no_attempt(request_of, new_engine):
     engine = new_engine()
     engine.never_answers = True
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            before = len(asyncio.all_tasks())
-            callers = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=k))) for k in range(300)]
-            for number, caller in enumerate(callers):
-                if number % 7 == 0:
-                    await asyncio.sleep(0.001)
-                caller.cancel()
-            await asyncio.gather(*callers, return_exceptions=True)
-            await wait_until_async(lambda: len(asyncio.all_tasks()) == before)
-            assert not engine_pool._engines[0]._attempts
-            assert not engine_pool.submitter._timers
-            # The last messages may still be on their way to the engine.
-            await wait_until_async(lambda: {r.attempt_id for r in engine.submitted} == set(engine.cancelled))
+    async def scenario(engine_pool):
+        before = len(asyncio.all_tasks())
+        callers = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=k))) for k in range(300)]
+        for number, caller in enumerate(callers):
+            if number % 7 == 0:
+                await asyncio.sleep(0.001)
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        await wait_until_async(lambda: len(asyncio.all_tasks()) == before)
+        assert not engine_pool._engines[0]._attempts
+        assert not engine_pool.submitter._timers
+        # The last messages may still be on their way to the engine.
+        await wait_until_async(lambda: {r.attempt_id for r in engine.submitted} == set(engine.cancelled))
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_a_named_front_end_reconnects_under_its_name_and_an_unnamed_one_under_a_new_name(new_engine):
@@ -188,18 +142,16 @@ def test_a_view_that_arrives_after_the_disconnect_is_ignored(new_engine):
         "incarnation", 0.0, 1, 4, (), (), 0, 0.0, (), (), RatesView(60.0, 0, 0, 0, None, None, None, 0, 0, 0)
     )
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            received = []
-            engine_pool.on_view.append(lambda *arguments: received.append(arguments))
-            (engine_client,) = engine_pool._engines
-            engine_pool._handle_event(engine_client, (view, None))
-            engine_pool._handle_event(engine_client, Disconnected())
-            engine_pool._handle_event(engine_client, (view, None))
-            assert received == [("engine-0", view, None)]
+    async def scenario(engine_pool):
+        received = []
+        engine_pool.on_view.append(lambda *arguments: received.append(arguments))
+        (engine_client,) = engine_pool._engines
+        engine_pool._handle_event(engine_client, (view, None))
+        engine_pool._handle_event(engine_client, Disconnected())
+        engine_pool._handle_event(engine_client, (view, None))
+        assert received == [("engine-0", view, None)]
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_the_default_model_stays_while_its_group_has_no_engine(new_engine, folder):

@@ -7,6 +7,7 @@ import time
 import msgspec
 import pytest
 
+from frontends import run_in_pool
 from noria.errors import DeadlineExceeded, EngineCrashed, EngineUnavailable
 from noria.frontend.engines import retries
 from noria.frontend.engines.pool import EnginePool
@@ -57,24 +58,22 @@ def test_a_lost_request_is_retried_after_the_engines_restart(request_of, new_eng
 def test_a_new_request_waits_a_moment_for_an_engine_that_restarts(request_of, new_engine, monkeypatch):
     engine = new_engine()
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            engine.set_state("dead")
-            await wait_until_async(lambda: not engine_pool.ready)
-            waiting = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=3)))
-            await asyncio.sleep(0.2)
-            assert not waiting.done() and not engine.submitted
-            engine.set_state("ready")
-            assert (await waiting).images[0].seed == 3
-            engine.set_state("dead")
-            await wait_until_async(lambda: not engine_pool.ready)
-            monkeypatch.setattr(retries, "RETRY_AFTER_S", 0.1)
-            with pytest.raises(EngineUnavailable, match="engine 0 has ended and is restarting"):
-                await engine_pool.submitter.submit(request_of(seed=4))
-            engine.set_state("ready")
+    async def scenario(engine_pool):
+        engine.set_state("dead")
+        await wait_until_async(lambda: not engine_pool.ready)
+        waiting = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=3)))
+        await asyncio.sleep(0.2)
+        assert not waiting.done() and not engine.submitted
+        engine.set_state("ready")
+        assert (await waiting).images[0].seed == 3
+        engine.set_state("dead")
+        await wait_until_async(lambda: not engine_pool.ready)
+        monkeypatch.setattr(retries, "RETRY_AFTER_S", 0.1)
+        with pytest.raises(EngineUnavailable, match="engine 0 has ended and is restarting"):
+            await engine_pool.submitter.submit(request_of(seed=4))
+        engine.set_state("ready")
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_few_new_requests_wait_for_an_engine_that_restarts(request_of, new_engine, monkeypatch):
@@ -82,89 +81,79 @@ def test_few_new_requests_wait_for_an_engine_that_restarts(request_of, new_engin
     monkeypatch.setattr(retries, "_MAX_WAITING", 3)
     monkeypatch.setattr(retries, "_MAX_WAITING_BYTES", 10_000)
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            engine.set_state("dead")
-            await wait_until_async(lambda: not engine_pool.ready)
+    async def scenario(engine_pool):
+        engine.set_state("dead")
+        await wait_until_async(lambda: not engine_pool.ready)
 
-            async def is_rejected(data=None):
-                await asyncio.sleep(0.1)
-                try:
-                    async with asyncio.timeout(0.2):
-                        await engine_pool.submitter.submit(request_of(seed=9), data=data)
-                except TimeoutError:
-                    return False
-                except EngineUnavailable as error:
-                    return error.retry_after_s == 5.0
+        async def is_rejected(data=None):
+            await asyncio.sleep(0.1)
+            try:
+                async with asyncio.timeout(0.2):
+                    await engine_pool.submitter.submit(request_of(seed=9), data=data)
+            except TimeoutError:
+                return False
+            except EngineUnavailable as error:
+                return error.retry_after_s == 5.0
 
-            assert await is_rejected(bytes(10_000))
-            waiting = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=0), data=bytes(8000)))]
-            assert await is_rejected(bytes(2000))
-            assert not await is_rejected()
-            waiting += [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
-            assert await is_rejected()
-            waiting.pop().cancel()
-            assert not await is_rejected()
-            engine.set_state("ready")
-            assert [(await each).images[0].seed for each in waiting] == [0, 1]
+        assert await is_rejected(bytes(10_000))
+        waiting = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=0), data=bytes(8000)))]
+        assert await is_rejected(bytes(2000))
+        assert not await is_rejected()
+        waiting += [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
+        assert await is_rejected()
+        waiting.pop().cancel()
+        assert not await is_rejected()
+        engine.set_state("ready")
+        assert [(await each).images[0].seed for each in waiting] == [0, 1]
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_a_new_request_does_not_wait_for_an_engine_that_drains(request_of, new_engine):
     engine = new_engine()
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            engine.set_state("draining")
-            await wait_until_async(lambda: not engine_pool.ready)
-            with pytest.raises(EngineUnavailable, match="engine 0 is draining"):
-                await engine_pool.submitter.submit(request_of(seed=4))
-            assert engine.submitted == []
+    async def scenario(engine_pool):
+        engine.set_state("draining")
+        await wait_until_async(lambda: not engine_pool.ready)
+        with pytest.raises(EngineUnavailable, match="engine 0 is draining"):
+            await engine_pool.submitter.submit(request_of(seed=4))
+        assert engine.submitted == []
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_a_request_that_crashes_engines_fails_no_other(request_of, new_engine):
     engine = new_engine()
     engine.crash_seed = 13
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            crashing, *others = await asyncio.gather(
-                *(engine_pool.submitter.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
-            )
-            assert isinstance(crashing, EngineCrashed)
-            assert [result.images[0].seed for result in others] == [1, 2, 3]
-            assert [request.exclusive for request in engine.submitted if request.payload.seed == 13] == [False, True]
+    async def scenario(engine_pool):
+        crashing, *others = await asyncio.gather(
+            *(engine_pool.submitter.submit(request_of(seed=seed)) for seed in (13, 1, 2, 3)), return_exceptions=True
+        )
+        assert isinstance(crashing, EngineCrashed)
+        assert [result.images[0].seed for result in others] == [1, 2, 3]
+        assert [request.exclusive for request in engine.submitted if request.payload.seed == 13] == [False, True]
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_a_request_that_was_not_in_flight_at_a_crash_is_not_suspected(request_of, new_engine):
     engine = new_engine()
     engine.never_answers = True
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            calls = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
-            await wait_until_async(lambda: len(engine.submitted) == 2)
-            engine.in_flight = [
-                name
-                for name, request in zip(engine.in_flight, engine.submitted, strict=True)
-                if request.payload.seed == 1
-            ]
-            engine.never_answers = False
-            engine.set_state("dead")
-            engine.set_state("ready")
-            assert [(await call).images[0].seed for call in calls] == [1, 2]
-            assert {request.payload.seed: request.exclusive for request in engine.submitted[2:]} == {1: True, 2: False}
+    async def scenario(engine_pool):
+        calls = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
+        await wait_until_async(lambda: len(engine.submitted) == 2)
+        engine.in_flight = [
+            name for name, request in zip(engine.in_flight, engine.submitted, strict=True) if request.payload.seed == 1
+        ]
+        engine.never_answers = False
+        engine.set_state("dead")
+        engine.set_state("ready")
+        assert [(await call).images[0].seed for call in calls] == [1, 2]
+        assert {request.payload.seed: request.exclusive for request in engine.submitted[2:]} == {1: True, 2: False}
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 @pytest.mark.parametrize(("num_kills", "exclusive"), [(2, False), (3, True)])
@@ -174,14 +163,12 @@ def test_a_request_whose_engine_is_killed_is_retried_and_exclusive_after_three_k
     engine = new_engine()
     engine.exit_cause, engine.num_crashes_left = "killed", num_kills
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            assert (await engine_pool.submitter.submit(request_of(seed=5))).images[0].seed == 5
-            assert len(engine.submitted) == num_kills + 1
-            assert engine.submitted[-1].exclusive == exclusive
+    async def scenario(engine_pool):
+        assert (await engine_pool.submitter.submit(request_of(seed=5))).images[0].seed == 5
+        assert len(engine.submitted) == num_kills + 1
+        assert engine.submitted[-1].exclusive == exclusive
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 @pytest.mark.parametrize("num_crashes", [1, 2])
@@ -189,113 +176,87 @@ def test_a_request_submitted_as_exclusive_stays_so_and_fails_at_the_second_crash
     engine = new_engine()
     engine.num_crashes_left = num_crashes
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            call = engine_pool.submitter.submit(msgspec.structs.replace(request_of(seed=5), exclusive=True))
-            if num_crashes == 1:
-                assert (await call).images[0].seed == 5
-            else:
-                with pytest.raises(EngineCrashed):
-                    await call
-            assert [request.exclusive for request in engine.submitted] == [True, True]
+    async def scenario(engine_pool):
+        call = engine_pool.submitter.submit(msgspec.structs.replace(request_of(seed=5), exclusive=True))
+        if num_crashes == 1:
+            assert (await call).images[0].seed == 5
+        else:
+            with pytest.raises(EngineCrashed):
+                await call
+        assert [request.exclusive for request in engine.submitted] == [True, True]
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_new_requests_are_served_during_an_exclusive_retry(request_of, new_engine):
     engine = new_engine()
     engine.never_answers = True
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            exclusive_calls = [
-                asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)
-            ]
-            await wait_until_async(lambda: len(engine.submitted) == 2)
-            engine.set_state("dead")
-            engine.set_state("ready")
-            await wait_until_async(lambda: len(engine.submitted) == 3)
-            engine.never_answers = False
-            assert (await engine_pool.submitter.submit(request_of(seed=3))).images[0].seed == 3
-            assert [request.exclusive for request in engine.submitted[2:]] == [True, False]
-            for call in exclusive_calls:
-                call.cancel()
+    async def scenario(engine_pool):
+        exclusive_calls = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
+        await wait_until_async(lambda: len(engine.submitted) == 2)
+        engine.set_state("dead")
+        engine.set_state("ready")
+        await wait_until_async(lambda: len(engine.submitted) == 3)
+        engine.never_answers = False
+        assert (await engine_pool.submitter.submit(request_of(seed=3))).images[0].seed == 3
+        assert [request.exclusive for request in engine.submitted[2:]] == [True, False]
+        for call in exclusive_calls:
+            call.cancel()
 
-    asyncio.run(scenario())
-
-
-def test_an_update_reports_that_a_request_waits_for_an_engine_again(request_of, new_engine):
-    engine = new_engine()
-    engine.num_crashes_left = 1
-
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            updates = []
-            await engine_pool.submitter.submit(request_of(), updates.append)
-            assert [update.finish_in_s for update in updates][-2:] == [None, 0.5]
-
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_an_exclusive_retry_that_waits_keeps_its_timeout(request_of, new_engine, monkeypatch):
     engine = new_engine()
     engine.never_answers = True
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            first = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=1, timeout_s=2000.0)))
-            second = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=2, timeout_s=1000.0)))
-            await wait_until_async(lambda: len(engine.submitted) == 2)
-            engine.set_state("dead")
-            engine.set_state("ready")
-            await wait_until_async(lambda: len(engine.submitted) == 3)
-            assert not second.done()
-            loop = asyncio.get_running_loop()
-            monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 1500.0)
-            with pytest.raises(DeadlineExceeded):
-                await second
-            assert [request.payload.seed for request in engine.submitted] == [1, 2, 1]
-            first.cancel()
+    async def scenario(engine_pool):
+        first = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=1, timeout_s=2000.0)))
+        second = asyncio.create_task(engine_pool.submitter.submit(request_of(seed=2, timeout_s=1000.0)))
+        await wait_until_async(lambda: len(engine.submitted) == 2)
+        engine.set_state("dead")
+        engine.set_state("ready")
+        await wait_until_async(lambda: len(engine.submitted) == 3)
+        assert not second.done()
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 1500.0)
+        with pytest.raises(DeadlineExceeded):
+            await second
+        assert [request.payload.seed for request in engine.submitted] == [1, 2, 1]
+        first.cancel()
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_stop_fails_requests_in_flight_and_new_ones(request_of, new_engine):
     engine = new_engine()
     engine.never_answers = True
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            task = asyncio.create_task(engine_pool.submitter.submit(request_of()))
-            await wait_until_async(lambda: engine.submitted)
-            engine_pool.submitter.stop()
-            for call in (task, engine_pool.submitter.submit(request_of())):
-                with pytest.raises(EngineUnavailable, match="stopping") as caught:
-                    await call
-                assert caught.value.retry_after_s > 0
-            await wait_until_async(lambda: engine.cancelled)
-            assert len(engine.submitted) == 1
+    async def scenario(engine_pool):
+        task = asyncio.create_task(engine_pool.submitter.submit(request_of()))
+        await wait_until_async(lambda: engine.submitted)
+        engine_pool.submitter.stop()
+        for call in (task, engine_pool.submitter.submit(request_of())):
+            with pytest.raises(EngineUnavailable, match="stopping") as caught:
+                await call
+            assert caught.value.retry_after_s > 0
+        await wait_until_async(lambda: engine.cancelled)
+        assert len(engine.submitted) == 1
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_a_request_to_an_engine_that_never_answers_fails_after_its_deadline(request_of, new_engine):
     engine = new_engine()
     engine.never_answers = True
 
-    async def scenario():
-        async with EnginePool([engine.address]) as engine_pool:
-            await wait_until_async(lambda: engine_pool.ready)
-            with pytest.raises(DeadlineExceeded, match=r"0\.1 s"):
-                await engine_pool.submitter.submit(msgspec.structs.replace(request_of(), deadline_s=0.1))
-            await wait_until_async(lambda: engine.cancelled)
+    async def scenario(engine_pool):
+        with pytest.raises(DeadlineExceeded, match=r"0\.1 s"):
+            await engine_pool.submitter.submit(msgspec.structs.replace(request_of(), deadline_s=0.1))
+        await wait_until_async(lambda: engine.cancelled)
 
-    asyncio.run(scenario())
+    run_in_pool(engine, scenario)
 
 
 def test_lost_machines_do_not_convict_a_request(request_of, new_engine, monkeypatch, captured_log_fields):

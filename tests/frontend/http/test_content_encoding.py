@@ -5,18 +5,16 @@ import gzip
 import re
 import zlib
 
-import httpx
 import pytest
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config
 from noria.errors import BodyTooLarge, InvalidBody
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.http.content_encoding import decompress_gzip
 from noria.testing.fake_encoder import FAKE_ENCODER
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
-from waiting import wait_until_ready
+from noria.testing.fake_engine import FAKE_MODEL
 
 READS_NO_BODY = {
     "/v1/images/variations",
@@ -42,12 +40,7 @@ compress = functools.partial(gzip.compress, mtime=0)
 
 @pytest.fixture(scope="module")
 def client(folder):
-    with (
-        FakeEngine(f"ipc://{folder}/encodings", models=(FAKE_MODEL, FAKE_ENCODER)) as engine,
-        serving(Config(), engine) as (url, _),
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
-        wait_until_ready(url)
+    with served_models(folder, FAKE_MODEL, FAKE_ENCODER) as client:
         yield client
 
 

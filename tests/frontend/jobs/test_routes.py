@@ -155,26 +155,17 @@ def test_event_stream_is_complete_and_can_be_resumed(client):
 def test_cancelled_job_is_cancelled_in_the_engine(served):
     client, engine = served
     engine.never_answers = True
-    job_id = post(client).json()["id"]
-    wait_until(lambda: engine.submitted)
-    answer = client.delete(f"/v1/jobs/{job_id}")
-    assert (answer.status_code, answer.json()["status"]) == (200, "canceled")
-    wait_until(lambda: engine.cancelled)
-    assert client.delete(f"/v1/jobs/{job_id}").json() == ended(client, job_id)  # a second time does nothing
-    assert stream(client, job_id)[-1][2]["status"] == "canceled"
-
-
-def test_stream_ends_when_the_job_is_cancelled(served):
-    client, engine = served
-    engine.never_answers = True
-    job_id = post(client).json()["id"]
-    events = []
+    job_id, events = post(client).json()["id"], []
     reader = threading.Thread(target=lambda: events.extend(stream(client, job_id)))
     reader.start()
     wait_until(lambda: engine.submitted)
-    client.delete(f"/v1/jobs/{job_id}")
+    answer = client.delete(f"/v1/jobs/{job_id}")
+    assert (answer.status_code, answer.json()["status"]) == (200, "canceled")
     reader.join()
     assert events[-1][2]["status"] == "canceled"
+    wait_until(lambda: engine.cancelled)
+    assert client.delete(f"/v1/jobs/{job_id}").json() == ended(client, job_id)  # a second time does nothing
+    assert stream(client, job_id)[-1][2]["status"] == "canceled"
 
 
 def test_failed_job_has_the_error(served):
@@ -273,9 +264,7 @@ def test_full_queue_is_429_except_for_a_known_idempotency_key(serve_jobs):
         ({"input": "a red circle"}, "input", "allowed is"),
         ({"input": {}}, "input.prompt", "missing"),
         ({"input": {"prompt": "p", "width": 17}}, "input.width", "multiple of"),
-        ({"input": {"prompt": "p", "inference_step": 9}}, "input.inference_step", "Did you mean 'inference_steps'"),
         ({"input": {"prompt": "p", "stream": True}}, "input.stream", "urls.stream"),
-        ({"input": {"prompt": "p", "seed": "x", "stream": True}}, "input.seed", "urls.stream"),
         ({"input": {"prompt": "p", "stream": True, "width": 17}}, "input.stream", "width is 17"),
         ({"input": {"prompt": "p", "image": "no file", "width": 17}}, "input.width", "multiple of"),
         ({"input": {"prompt": "p", "endpoint": "/v1/chat"}}, "input.endpoint", "/v1/images/generations"),
@@ -302,10 +291,6 @@ def test_invalid_job_is_rejected_at_once(client, body, field, words):
     assert [job["id"] for job in after] == [job["id"] for job in before]
 
 
-def test_unknown_model_is_not_found(client):
-    assert post(client, input={"prompt": "p", "model": "other"}).json()["error"]["code"] == "model_not_found"
-
-
 @pytest.mark.parametrize("path", ["", "/events", "/images/0"])
 def test_unknown_job_is_404_on_every_route(client, path):
     for name in ("job_00000000000000000000000000", "x", "..%2f..%2fetc", "%00", "ü"):
@@ -313,10 +298,6 @@ def test_unknown_job_is_404_on_every_route(client, path):
         assert answer.status_code == 404, name
     answer = client.get(f"/v1/jobs/job_x{path}")
     assert answer.json()["error"]["code"] == "job_not_found"
-
-
-def test_cancelling_an_unknown_job_is_404(client):
-    assert client.delete("/v1/jobs/job_x").json()["error"]["code"] == "job_not_found"
 
 
 def test_unknown_image_is_404(client):

@@ -6,13 +6,13 @@ import io
 import json
 import re
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
 import scipy.sparse
 from starlette.requests import Request
 
+from frontends import served_client
 from noria.config import Config, FrontendConfig, JobsConfig
 from noria.errors import InvalidBody
 from noria.frontend.access.api_keys import generate_key
@@ -48,7 +48,7 @@ TEXTS = [f"text number {index}" for index in range(10)]
 
 
 @pytest.fixture
-def serve_texts(serve, new_engine, tmp_path, monkeypatch):
+def serve_texts(new_engine, tmp_path, monkeypatch):
     """Start front ends whose jobs are in the test's folder, in chunks of 3 texts; yields a client and the engine."""
     monkeypatch.setattr(lines, "MAX_CHUNK_TEXTS", 3)
     monkeypatch.setattr(executor, "MAX_PIECE_TEXTS", 2)
@@ -58,8 +58,7 @@ def serve_texts(serve, new_engine, tmp_path, monkeypatch):
         engine = new_engine(models=(FAKE_MODEL, FAKE_ENCODER, MOODS, SPARSE, LATE))
         frontend = FrontendConfig(max_text_chars=200, max_texts=1, api_keys_file=api_keys_file)
         config = Config(data_dir=str(tmp_path / "data"), frontend=frontend, jobs=JobsConfig(**jobs))
-        with serve(config, engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
-            wait_until(lambda: client.get("/readyz").status_code == 200)
+        with served_client(config, engine) as client:
             yield client, engine
 
     return start
@@ -235,10 +234,8 @@ BAD_REQUESTS = [
     (["a", "", "b"], {}, "body", "line 2 is empty"),
     ([""], {}, "body", "the body is empty"),
     (["a"] * 21, {}, "body", "more than 20 lines (jobs.max_job_texts)"),
-    (["a"], {"dimensions": 9}, "dimensions", "allowed for fake-encoder are 1 to 8"),
     (["a"], {"dimensions": "x"}, "dimensions", "allowed is an integer"),
     (["a"], {"dimensions": 2, "model": "moods"}, "dimensions", "is for embeddings"),
-    (["a"], {"prompt_name": "query"}, "prompt_name", "the model has no prompts"),
     (["a"], {"webhook": "ftp://x"}, "webhook", "http"),
     (["a"], {"webhook_events_filter": "outputs"}, "webhook_events_filter", '"completed"'),
     (["a"], {"dimension": 2}, "dimension", "Did you mean 'dimensions'"),

@@ -6,11 +6,11 @@ import json
 import re
 from collections import Counter
 
-import httpx
 import openai
 import pytest
 from PIL import Image
 
+from frontends import served_client
 from noria.config import Config, StatisticsConfig
 from noria.images.metadata_io import read_metadata
 from waiting import wait_until
@@ -86,26 +86,23 @@ def test_files_have_the_score(client, scored, tmp_path):
         assert read_metadata(file).safety_score == 0.25
 
 
-def test_openais_client_reads_refusals(url, scored):
-    with (
-        httpx.Client(verify=False) as web,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=web, max_retries=3) as client,
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.images.generate(prompt="p", extra_body={"seed": 8})
-        assert (caught.value.code, caught.value.type, caught.value.param) == (CODE, "invalid_request_error", None)
-        assert len(scored.submitted) == 1, "it is not sent again"
-        answer = client.images.generate(prompt="p", n=3, extra_body={"seed": 7})
-        assert [(image.seed, image.safety_score) for image in answer.data] == [(7, 0.25), (9, 0.125)]
-        assert answer.refused_images == [{"index": 1, "seed": 8, "safety_score": 0.75}]
-        events = list(client.images.generate(prompt="p", n=3, stream=True, extra_body={"seed": 7}))
-        assert [(event.type, event.index, event.seed) for event in events] == [
-            ("image_generation.completed", 0, 7),
-            ("image_generation.completed", 2, 9),
-        ]
-        with pytest.raises(openai.APIError) as caught:
-            list(client.images.generate(prompt="p", stream=True, extra_body={"seed": 8}))
-        assert caught.value.body["code"] == CODE
+def test_openais_client_reads_refusals(openai_client, scored):
+    client = openai_client.with_options(max_retries=3)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.generate(prompt="p", extra_body={"seed": 8})
+    assert (caught.value.code, caught.value.type, caught.value.param) == (CODE, "invalid_request_error", None)
+    assert len(scored.submitted) == 1, "it is not sent again"
+    answer = client.images.generate(prompt="p", n=3, extra_body={"seed": 7})
+    assert [(image.seed, image.safety_score) for image in answer.data] == [(7, 0.25), (9, 0.125)]
+    assert answer.refused_images == [{"index": 1, "seed": 8, "safety_score": 0.75}]
+    events = list(client.images.generate(prompt="p", n=3, stream=True, extra_body={"seed": 7}))
+    assert [(event.type, event.index, event.seed) for event in events] == [
+        ("image_generation.completed", 0, 7),
+        ("image_generation.completed", 2, 9),
+    ]
+    with pytest.raises(openai.APIError) as caught:
+        list(client.images.generate(prompt="p", stream=True, extra_body={"seed": 8}))
+    assert caught.value.body["code"] == CODE
 
 
 def test_a_job_says_it_of_each_image(client, scored):
@@ -125,12 +122,11 @@ def test_a_job_says_it_of_each_image(client, scored):
     assert "safety score 0.75" in job["error"]
 
 
-def test_scores_are_counted_with_those_of_refused_images(serve, new_engine):
+def test_scores_are_counted_with_those_of_refused_images(new_engine):
     engine = new_engine()
     engine.safety_scores = {7: 0.25, 8: 0.75, 9: 0.125}
     config = Config(statistics=StatisticsConfig(builtin=("images",)))
-    with serve(config, engine) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(config, engine) as client:
         before = stat_counts(client)  # other tests of this process have counted, too
         assert client.post("/t2i", json={"prompt": "p", "seed": 7, "n": 3}).status_code == 200
         assert client.post("/t2i", json={"prompt": "p", "seed": 8}).status_code == 400

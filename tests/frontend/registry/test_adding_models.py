@@ -118,11 +118,6 @@ def test_a_killed_reader_is_no_fault_of_the_source(monkeypatch, tmp_path):
         asyncio.run(read_in_process(task, 60))
 
 
-def test_it_needs_the_scope_of_the_registry(add):
-    response = add("client", model="shapes", source="bundled")
-    assert (response.status_code, response.json()["error"]["code"]) == (403, "missing_scope")
-
-
 def test_others_are_answered_while_a_source_is_read_and_it_goes_on_without_its_client(server):
     url, keys, store, home = server
     slow = home / "allowed" / "slow"

@@ -93,9 +93,3 @@ def test_what_cannot_be_done_is_an_error_that_names_it(call, server, path, body,
     assert response.status_code == status
     assert names in response.json()["error"]["message"]
     assert server[2].all() == before
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_it_needs_the_scope_of_the_registry(call, method):
-    response = call(method, key="client", endpoint="t2i", version="shapes")
-    assert (response.status_code, response.json()["error"]["code"]) == (403, "missing_scope")

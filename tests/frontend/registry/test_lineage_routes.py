@@ -107,11 +107,6 @@ def test_an_event_is_answered_200_and_what_is_wrong_in_the_houses_form(post):
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
 
 
-def test_a_key_needs_the_scope_of_the_registry(post):
-    answer = post(PATH, body(4), key="images")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
-
-
 def test_another_key_rewrites_nothing_and_an_operator_strikes_out_what_it_sent(lineage_server, post):
     url, keys, _ = lineage_server
 

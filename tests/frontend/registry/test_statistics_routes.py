@@ -1,14 +1,12 @@
 """`GET /v1/statistics` and its series, from the file of a registrar."""
 
 import os
-import pathlib
 
 import httpx
 import pytest
 
 from frontends import serving
-from noria.config import Config, FrontendConfig
-from noria.frontend.access.api_keys import generate_key
+from noria.config import Config
 from noria.testing.fake_engine import FakeEngine
 from sample_statistics import NUM_WINDOWS, VERSION, WINDOW_S, write_sample_statistics
 
@@ -103,13 +101,3 @@ def test_a_new_file_is_read_and_a_damaged_one_is_an_error_until_it_is_written_ag
     assert (response.status_code, response.json()["error"]["code"]) == (503, "registry_unavailable")
     counted.write_bytes(content)
     assert len(web.get("/v1/statistics").json()["data"]) == 7
-
-
-def test_a_key_needs_the_scope_registry(engine, tmp_path: pathlib.Path):
-    keys = [generate_key("client"), generate_key("reader", ["registry"])]
-    (tmp_path / "keys.toml").write_text("".join(table for _, table in keys))
-    config = Config(frontend=FrontendConfig(api_keys_file=str(tmp_path / "keys.toml")))
-    with serving(config, engine) as (url, _):
-        headers = [{}, *({"authorization": f"Bearer {key}"} for key, _ in keys)]
-        status = [httpx.get(f"{url}/v1/statistics", headers=each).status_code for each in headers]
-    assert status == [401, 403, 200]

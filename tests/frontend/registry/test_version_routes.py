@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from frontends import serving
+from frontends import served_client, serving
 from noria.config import Config, FrontendConfig
 from noria.frontend.access.api_keys import generate_key
 from noria.images.metadata_io import read_metadata
@@ -102,8 +102,7 @@ def test_a_version_that_is_not_served_is_rejected_with_those_that_are(post):
 
 
 def test_without_keys_only_this_machine_chooses(engine):
-    with serving(Config(), engine, routes=ROUTES) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until_ready(url)
+    with served_client(Config(), engine, routes=ROUTES) as client:
         headers = {"X-Noria-Version": "canary"}
         assert version_of(client.post("/t2i", json={"prompt": "p"}, headers=headers)) == ("shapes@2", "2")
         elsewhere = client.post("/t2i", json={"prompt": "p"}, headers=headers | {"X-Forwarded-For": "203.0.113.9"})

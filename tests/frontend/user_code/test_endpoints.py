@@ -362,14 +362,6 @@ def test_a_call_of_code_that_is_late_is_cancelled(web):
     assert web.engine.cancelled == [web.engine.submitted[0].attempt_id]
 
 
-def test_a_disconnect_cancels_async_code_and_its_calls(web):
-    web.engine.never_answers = True
-    with pytest.raises(httpx.ReadTimeout):
-        web.post("/v1/endpoints/caller", json={"name": "tiny", "body": {"prompt": "p"}}, timeout=0.5)
-    wait_until(lambda: web.engine.cancelled)
-    assert web.engine.cancelled == [web.engine.submitted[0].attempt_id]
-
-
 def test_statistics_have_their_own_buckets_and_requests_are_counted(web):
     version = FAKE_ENCODER.fingerprint
     names = [

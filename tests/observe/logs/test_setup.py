@@ -170,15 +170,6 @@ def test_a_list_that_is_cut_is_marked_and_keeps_its_beginning() -> None:
     assert parsed["texts"] == ["x" * 512 + TRUNCATION_MARK] * 64
 
 
-def test_huge_fields_are_cut_and_marked() -> None:
-    huge = {f"field_{number}": "\x00" * 100_000 for number in range(20)}
-    line = as_json(line_from_record(record("x" * 1_000_000, huge, raised("y" * 1_000_000)), "p"))
-    assert len(line) <= MAX_LINE_BYTES
-    parsed = json.loads(line)
-    assert parsed["message"].endswith("… [cut]")
-    assert parsed["exception"].startswith("Traceback (most recent call last)")
-
-
 # ── Secrets are removed ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

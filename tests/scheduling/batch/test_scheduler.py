@@ -235,14 +235,15 @@ def test_a_request_that_cannot_meet_its_deadline_any_more_goes_last():
 def test_cancelled_and_expired_texts_are_in_no_batch_and_their_results_are_ignored():
     scheduler = make_scheduler()
     submit(scheduler, "running", 30, 30)
-    submit(scheduler, "expires", 30, expires_at=1.0)
-    plan = scheduler.plan(0.0)
-    submit(scheduler, "cancelled", 30)
+    submit(scheduler, "expires", 30, now=0.25, expires_at=1.0)
+    plan = scheduler.plan(0.25)
+    submit(scheduler, "cancelled", 30, now=0.25)
     assert ends(scheduler.cancel("cancelled", 0.5)) == {"cancelled": FinishReason.CANCELLED}
     assert scheduler.cancel("cancelled", 0.5) == []
     (ended,) = scheduler.expire(1.0)
     assert (ended.finish_reason, ended.num_departures) == (FinishReason.EXPIRED, 1)
-    assert (ended.timings.slot_s, ended.timings.mean_batch) == (1.0, 3)
+    assert (ended.timings.slot_s, ended.timings.mean_batch) == (0.75, 3)
+    assert ended.message.startswith("it did not finish within 0.750 s")
     assert ends(scheduler.cancel("running", 1.0)) == {"running": FinishReason.CANCELLED}
     submit(scheduler, "running", 30, now=1.0)  # again, with the same id
     assert scheduler.commit(plan, BatchResult(), 1.0) == []
@@ -457,12 +458,16 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
         batch_key=st.sampled_from([TEXT_KEY, TEXT_KEY, OTHER_MODEL]),
         timeout_s=st.none() | st.floats(0, 20),
         deadline_s=st.none() | st.floats(0, 20),
-        exclusive=st.booleans() | st.just(False),
-        priority=st.sampled_from(["low", "normal", "high"]),
-        client=st.sampled_from(["", "a", "b"]),
-        weight=st.sampled_from([1.0, 0.25]),
+        others=st.fixed_dictionaries(
+            {
+                "exclusive": st.booleans() | st.just(False),
+                "priority": st.sampled_from(["low", "normal", "high"]),
+                "client": st.sampled_from(["", "a", "b"]),
+                "weight": st.sampled_from([1.0, 0.25]),
+            }
+        ),
     )
-    def submit(self, num_tokens, batch_key, timeout_s, deadline_s, exclusive, priority, client, weight):
+    def submit(self, num_tokens, batch_key, timeout_s, deadline_s, others):
         self.count += 1
         request = SchedulableRequest(
             f"r{self.count}",
@@ -471,11 +476,8 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
             1,
             None if timeout_s is None else self.now + timeout_s,
             None if deadline_s is None else self.now + deadline_s,
-            priority=priority,
-            exclusive=exclusive,
             num_tokens=tuple(num_tokens),
-            client=client,
-            weight=weight,
+            **others,
         )
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noria.scheduling.step.batch_selection import BatchLimits, select_batch
+from noria.scheduling.step.batch_selection import BatchLimits, all_fit, select_batch
 
 # One second, plus a quarter for each further row: a batch of 8 takes 2.75 s, which is 2.9 rows per second; one row
 # alone is 1.
@@ -32,6 +32,8 @@ def test_all_images_that_pay_off_are_selected():
     assert names(images) == list("01234567")
     assert names(images, rows_limit=3) == list("012")
     assert names([], rows_limit=3) == []
+    assert [all_fit(rows, 8, None, is_full=True) for rows in (8, 9)] == [True, False]
+    assert not all_fit(1, 8, None, is_full=False)  # a deadline may keep the batch small
 
 
 def test_the_first_image_is_always_selected():

@@ -56,22 +56,6 @@ def test_both_stages_take_as_long_as_predicted():
     assert ended == pytest.approx({"c": 4.5, "a": 10.75, "b": 10.75})
 
 
-def test_a_second_pass_takes_as_long_as_predicted():
-    predictor = make_predictor()
-    predictor.costs.steps[LARGE] = CostCurve({1: 4.0, 8: 32.0})
-    predictor.costs.decodes = {SMALL: CostCurve({1: 0.5}), LARGE: CostCurve({1: 2.0})}
-    request = make_request("a", 5, second_stage_from=3, second_stage_px=(LARGE.width_px, LARGE.height_px))
-    expected_s = pytest.approx(3.0 + 2 * 4.0 + 2.0)
-    assert (predictor.device_time_s(request), predictor.unloaded_s(request)) == (expected_s, expected_s)
-    predictor.table.add(request, 0.0)
-    assert predictor.backlog_s == expected_s
-    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == expected_s
-    predictor.table.assign(ItemId("a", 0), 0.0)
-    for _ in range(4):
-        predictor.table.record_steps([ItemId("a", 0)], 1)
-    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(4.0 + 2.0)
-
-
 def test_a_second_pass_in_the_size_of_the_first_one_is_decoded_once():
     predictor = make_predictor()
     predictor.costs.decodes = {SMALL: CostCurve({1: 0.5})}
@@ -109,6 +93,16 @@ def test_queue_positions_count_the_images_that_join_before():
     queue, requests = predictor.queue(0.0), predictor.table.requests
     assert [each.image for each in queue] == [("urgent", 0), ("a", 0), ("a", 1)]
     assert [queue.ahead_of(requests[name].last_rank).num_images for name in ("urgent", "a")] == [0, 2]
+
+
+@pytest.mark.parametrize(("call_size", "finish_in_s"), [((0, 0), 5.0), (None, 10.0)])
+def test_forecasts_know_which_sizes_share_calls(call_size, finish_in_s):
+    predictor = make_predictor()
+    predictor.costs.steps = {key: CostCurve({1: 1.0, 8: 1.0}) for key in (SMALL, LARGE)}  # rows cost nothing
+    for name, batch_key in (("small", SMALL), ("large", LARGE)):
+        predictor.table.add(make_request(name, batch_key=batch_key, call_size=call_size), 0.0)
+    predicted = predictor.predict_requests(["small", "large"], 0.0)
+    assert max(each.finish_in_s for each in predicted.values()) == finish_in_s
 
 
 def test_predict_without_changes_neither_the_table_nor_later_predictions():

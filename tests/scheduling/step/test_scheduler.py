@@ -115,25 +115,6 @@ def test_a_cancelled_request_has_timings():
     )
 
 
-def test_a_rejected_request_has_its_queue_time():
-    scheduler = StepScheduler(1, queue_limit=0)
-    (ended,) = scheduler.submit(make_request("a", images=2), now=3.0, arrived_at=1.0)
-    assert (ended.finish_reason, ended.finished_at, ended.timings) == (
-        FinishReason.REJECTED,
-        3.0,
-        RequestTimings(queue_s=2.0),
-    )
-
-
-def test_batch_keys_alternate():
-    scheduler = StepScheduler(4)
-    scheduler.submit(make_request("a", calls=4, batch_key=SMALL), 0)
-    scheduler.submit(make_request("b", calls=4, batch_key=LARGE), 0)
-    plans = [run_iteration(scheduler)[0] for _ in range(6)]
-    assert [plan.steps[0].image.attempt_id for plan in plans] == ["a", "b"] * 3
-    assert all(len({step.image for step in plan.steps}) == 1 for plan in plans)
-
-
 def test_images_of_two_stages_take_turns_and_share_the_calls_of_each():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("a", calls=3, second_stage_from=1), 0)
@@ -203,26 +184,6 @@ def test_decodes_of_a_second_pass_that_do_not_fit_are_fewer_of_its_size_alone():
     assert ["a"] * 2 in decoded
 
 
-def test_images_that_finish_together_are_decoded_in_small_batches():
-    scheduler = StepScheduler(8, decode_batch=3)
-    scheduler.submit(make_request("many", calls=1, images=8), 0)
-    scheduler.submit(make_request("runner", calls=9), 0)
-    sizes = []
-    for _ in range(3):
-        plan, _ = run_iteration(scheduler)
-        sizes.append(len(plan.decodes))
-    assert sizes == [3, 3, 2]
-
-
-def test_commit_skips_a_request_cancelled_during_its_iteration():
-    scheduler = StepScheduler(1)
-    scheduler.submit(make_request("a", calls=1), 0)
-    plan = scheduler.plan(0)
-    assert scheduler.cancel("a", 0)[0].finish_reason is FinishReason.CANCELLED
-    assert scheduler.commit(plan, IterationResult(failed={ItemId("a", 0): "broken"}), 0) == []
-    assert scheduler.plan(0) is None
-
-
 def test_cancel_after_finish_does_nothing():
     scheduler = StepScheduler(1)
     scheduler.submit(make_request("a", calls=1), 0)
@@ -246,19 +207,22 @@ def test_a_failed_image_fails_its_request_and_no_other():
 def test_requests_expire_whether_running_or_waiting():
     scheduler = StepScheduler(1)
     scheduler.submit(make_request("runs", calls=9, expires_at=5.0), 0)
-    scheduler.submit(make_request("waits", calls=9, expires_at=7.0), 0)
+    scheduler.submit(make_request("waits", calls=9, expires_at=7.0), now=1.0)
     scheduler.submit(make_request("patient", calls=9), 0)
     run_iteration(scheduler)
     assert scheduler.expire(4.9) == []
-    assert [event.attempt_id for event in scheduler.expire(7.0)] == ["runs", "waits"]
+    ended = scheduler.expire(7.0)
+    assert [event.attempt_id for event in ended] == ["runs", "waits"]
+    assert ended[1].message.startswith("it did not finish within 6.00 s")
     assert run_iteration(scheduler)[0].joins[0].image.attempt_id == "patient"
 
 
 def test_a_full_queue_rejects_at_once_and_reports_its_length():
     scheduler = StepScheduler(1, queue_limit=2)
     scheduler.submit(make_request("a", images=2), 0)
-    (rejected,) = scheduler.submit(make_request("b", images=2), 0)
-    assert rejected.finish_reason is FinishReason.REJECTED
+    (rejected,) = scheduler.submit(make_request("b", images=2), now=3.0, arrived_at=1.0)
+    assert (rejected.finish_reason, rejected.finished_at) == (FinishReason.REJECTED, 3.0)
+    assert rejected.timings == RequestTimings(queue_s=2.0)
     assert "2 images are waiting, the limit is 2" in rejected.message
     assert scheduler.submit(make_request("c", images=1), 0) == []
 
@@ -610,25 +574,6 @@ def test_an_untimed_iteration_does_not_update_costs():
         assert scheduler.costs.slowdown == pytest.approx(1.0)
 
 
-def test_an_image_that_did_not_fit_beside_others_does_not_shrink_the_batch_for_good():
-    scheduler = StepScheduler(8)
-    for number in range(5):
-        scheduler.submit(make_request(f"small {number}", calls=3 + number), 0)
-    run_iteration(scheduler)
-    scheduler.submit(make_request("large", calls=2, batch_key=LARGE), 0)
-    for _ in range(40):
-        plan = scheduler.plan(0)
-        if plan is None:
-            break
-        beside_others = any(assignment.image.attempt_id == "large" for assignment in plan.joins) and len(plan.steps) > 0
-        beside_others = beside_others and scheduler.num_running > 1
-        scheduler.commit(plan, IterationResult(oom_phase="joins" if beside_others else None), 0)
-    assert scheduler.num_running == scheduler.num_waiting == 0
-    for number in range(8):
-        scheduler.submit(make_request(f"later {number}"), 0)
-    assert len(run_iteration(scheduler)[0].joins) == 8
-
-
 def test_nothing_of_a_forgotten_model_is_left_and_the_others_keep_theirs():
     gone = SMALL._replace(model=ModelKey("gone"))
     scheduler = StepScheduler(4)
@@ -693,6 +638,9 @@ def test_an_image_whose_decode_is_left_is_decoded_when_it_joins():
     assert scheduler.backlog_s == 0.0
 
 
+SHARE = {"client": st.sampled_from(["", "a", "b"]), "weight": st.sampled_from([1.0, 0.25])}
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """In any sequence of events, no slot leaks, no image is lost or generated twice, every request ends once."""
 
@@ -716,10 +664,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         for number, calls in enumerate(num_calls):
             request = make_request(f"first{number}", calls, 2, priority="low", client=client, call_size=call_size)
-            self.open[request.attempt_id] = request
-            self.record(self.scheduler.submit(request, self.now))
+            self.submitted(request)
         self.run_iterations(1)
-        self.submit_urgent(2, 2, urgent_client, 1.0)
+        self.submit_urgent(2, 2, {"client": urgent_client})
         self.run_iterations(1)
 
     def __init__(self):
@@ -754,31 +701,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch_key=st.sampled_from([SMALL, LARGE, SHOWN, STAGED]),
         timeout_s=st.none() | st.floats(0, 20),
         deadline_s=st.none() | st.floats(0, 20),
-        rows=st.integers(1, 2),
-        exclusive=st.booleans() | st.just(False),
-        priority=st.sampled_from(["low", "normal", "high"]),
-        has_start_image=st.booleans(),
         num_first_calls=st.none() | st.integers(1, 3),
         second_stage_px=st.sampled_from([None, (LARGE.width_px, LARGE.height_px)]),
-        client=st.sampled_from(["", "a", "b"]),
-        weight=st.sampled_from([1.0, 0.25]),
+        others=st.fixed_dictionaries(
+            {
+                "rows": st.integers(1, 2),
+                "exclusive": st.booleans() | st.just(False),
+                "priority": st.sampled_from(["low", "normal", "high"]),
+                "has_start_image": st.booleans(),
+                **SHARE,
+            }
+        ),
     )
-    def submit(
-        self,
-        calls,
-        images,
-        batch_key,
-        timeout_s,
-        deadline_s,
-        rows,
-        exclusive,
-        priority,
-        has_start_image,
-        num_first_calls,
-        second_stage_px,
-        client,
-        weight,
-    ):
+    def submit(self, calls, images, batch_key, timeout_s, deadline_s, num_first_calls, second_stage_px, others):
         self.count += 1
         has_stages = batch_key == STAGED and num_first_calls is not None and num_first_calls < calls
         request = make_request(
@@ -788,17 +723,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             batch_key,
             None if timeout_s is None else self.now + timeout_s,
             deadline=None if deadline_s is None else self.now + deadline_s,
-            rows=rows,
-            exclusive=exclusive,
-            priority=priority,
             call_size=None if batch_key == STAGED else self.call_size,
-            has_start_image=has_start_image,
             second_stage_from=num_first_calls if has_stages else None,
             second_stage_px=second_stage_px if has_stages else None,
             between=((STAGED._replace(stage=7), num_first_calls),) if has_stages and second_stage_px else (),
-            client=client,
-            weight=weight,
+            **others,
         )
+        return self.submitted(request)
+
+    def submitted(self, request):
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
         return request.attempt_id
@@ -918,28 +851,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.plan is not None:
                 self.commit(self.plan)
 
-    @rule(
-        target=requests,
-        calls=st.integers(1, 4),
-        images=st.integers(1, 3),
-        client=st.sampled_from(["", "a", "b"]),
-        weight=st.sampled_from([1.0, 0.25]),
-    )
-    def submit_urgent(self, calls, images, client, weight):
+    @rule(target=requests, calls=st.integers(1, 4), images=st.integers(1, 3), share=st.fixed_dictionaries(SHARE))
+    def submit_urgent(self, calls, images, share):
         self.count += 1
-        request = make_request(
-            f"r{self.count}",
-            calls,
-            images,
-            SMALL,
-            priority="high",
-            client=client,
-            weight=weight,
-            call_size=self.call_size,
+        return self.submitted(
+            make_request(f"r{self.count}", calls, images, priority="high", call_size=self.call_size, **share)
         )
-        self.open[request.attempt_id] = request
-        self.record(self.scheduler.submit(request, self.now))
-        return request.attempt_id
 
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())

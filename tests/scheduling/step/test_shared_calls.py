@@ -84,14 +84,6 @@ def test_sizes_that_do_not_fit_the_memory_together_take_turns():
     assert {frozenset(names(plan)) for plan in plans} == {frozenset({"small"}), frozenset({"large"})}
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected_s"), [(PER_CALL, 10.0), ({SMALL: CostCurve({1: 0.25, 2: 0.5}), **PER_ROW}, 25.0)]
-)
-def test_forecasts_know_which_sizes_share_calls(steps, expected_s):
-    progress = make_scheduler(steps).progress(["small", "large"], 0.0)
-    assert max(each.finish_in_s for each in progress.values()) == pytest.approx(expected_s)
-
-
 def test_a_small_image_that_rides_in_large_calls_is_as_urgent_as_they_are_long():
     scheduler = make_scheduler(PER_CALL | {SMALL: CostCurve({1: 0.25, 2: 0.25})}, calls=100)
     expected = [scheduler._predictor._image_costs(SMALL, 2)]

@@ -259,16 +259,6 @@ def test_images_are_left_out_on_request(client):
     assert txt2img(client, send_images=False).json()["images"] == []
 
 
-def test_file_format_is_a_setting(client):
-    answer = txt2img(client, override_settings={"samples_format": "webp"})
-    assert opened(answer.json()["images"][0]).format == "WEBP"
-
-
-def test_priority_header_applies(client, engine):
-    client.post("/sdapi/v1/txt2img", json={"prompt": "p"}, headers={"X-Noria-Priority": "low"})
-    assert engine.submitted[0].priority == "low"
-
-
 @pytest.mark.parametrize("name", [TITLE, "tiny", "tiny.safetensors", "0123456789ab", "noria"])
 def test_model_is_accepted_by_title_name_file_and_hash(client, engine, name):
     assert txt2img(client, override_settings={"sd_model_checkpoint": name}).status_code == 200

@@ -1,14 +1,11 @@
 """A front end with text encoders of several tasks, in front of a fake engine."""
 
-import httpx
 import msgspec
 import pytest
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, FrontendConfig
 from noria.testing.fake_encoder import FAKE_ENCODER
-from noria.testing.fake_engine import FakeEngine
-from waiting import wait_until_ready
 
 RERANKER = msgspec.structs.replace(
     FAKE_ENCODER, name="fake/reranker", task="reranking", inputs=("input_ids", "attention_mask", "token_type_ids")
@@ -17,22 +14,14 @@ CLASSIFIER = msgspec.structs.replace(FAKE_ENCODER, name="classifier", task="clas
 
 
 @pytest.fixture(scope="package")
-def text_engine(folder):
-    with FakeEngine(f"ipc://{folder}/open-inference", models=(FAKE_ENCODER, RERANKER, CLASSIFIER)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="package")
-def text_url(text_engine):
-    with serving(Config(frontend=FrontendConfig(max_texts=8)), text_engine) as (url, _):
-        wait_until_ready(url)
-        yield url
+def shared(folder):
+    config = Config(frontend=FrontendConfig(max_texts=8))
+    with served_models(folder, FAKE_ENCODER, RERANKER, CLASSIFIER, config=config) as client:
+        yield client
 
 
 @pytest.fixture
-def client(text_url, text_engine):
+def client(shared):
     """A client; the engine behind it is reset."""
-    text_engine.reset()
-    with httpx.Client(base_url=text_url, timeout=60) as client:
-        client.engine = text_engine
-        yield client
+    shared.engine.reset()
+    return shared

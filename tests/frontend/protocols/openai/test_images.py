@@ -3,19 +3,14 @@
 import base64
 import io
 
-import httpx
 import openai
 import pytest
 from PIL import Image
 
 
 @pytest.fixture
-def client(url, engine):
-    with (
-        httpx.Client(verify=False) as web,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=web, max_retries=0) as client,
-    ):
-        yield client
+def client(openai_client):
+    return openai_client
 
 
 def test_generate(client, engine):
@@ -61,14 +56,11 @@ def test_compression_is_the_file_quality(client):
         ({"stream": True, "partial_images": 11}, "partial_images", "allowed are 0 to 10"),
         ({"extra_body": {"partial_images": 2}}, "partial_images", "stream is not true"),
         ({"size": "big"}, "size", '"512x512"'),
-        ({"size": "33x32"}, "size", "multiple of 8"),
         ({"size": "33x31", "n": 9}, "n", "height is 31"),
         ({"size": "33x31"}, "size", "height is 31"),
         ({"size": "32x9999999999"}, "size", "512x512"),
         ({"output_compression": 101}, "output_compression", "101; allowed is 100 or less"),
         ({"output_format": "svg"}, "output_format", '"png"'),
-        ({"n": 9}, "n", "1 to 4"),
-        ({"extra_body": {"steps": 5}}, "steps", "unknown field"),
     ],
 )
 def test_invalid_fields_are_openais_errors(client, engine, settings, param, says):

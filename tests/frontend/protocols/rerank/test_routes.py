@@ -1,23 +1,19 @@
 """The rerankers' API of Jina, Cohere and vLLM in front of a fake engine with a reranker and an embedding model.
 
-The bodies are those that Open WebUI, Dify and RAGFlow send, read from their code; `tests/clients` has clients that
-install.
+The bodies are those that Open WebUI, Dify and RAGFlow send; `tests/clients` has clients that install.
 """
 
 import math
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, FrontendConfig
 from noria.frontend.services.texts import text_request
 from noria.protocol.text import PairTemplate
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
-from noria.testing.fake_engine import FAKE_LOAD, FakeEngine
-from waiting import wait_until
 
 RANKER = msgspec.structs.replace(
     FAKE_ENCODER, name="ranker", task="reranking", labels=("LABEL_0",), dimensions=1, pooling=()
@@ -32,24 +28,16 @@ FORM = ["/v1/rerank", "/v2/rerank", "/rerank", "/"]
 
 
 @pytest.fixture(scope="module")
-def text_engine(folder):
-    with FakeEngine(f"ipc://{folder}/rerank", models=(FAKE_ENCODER, RANKER, JUDGE), load=FAKE_LOAD) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def shared(text_engine):
+def shared(folder):
     config = Config(frontend=FrontendConfig(max_texts=8, max_text_chars=500))
-    with serving(config, text_engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_models(folder, FAKE_ENCODER, RANKER, JUDGE, config=config) as client:
         yield client
 
 
 @pytest.fixture
-def texts(shared, text_engine):
+def texts(shared):
     """A client; the engine behind it is reset."""
-    text_engine.reset()
-    shared.engine = text_engine
+    shared.engine.reset()
     return shared
 
 
@@ -92,22 +80,6 @@ def test_documents_may_be_objects_and_are_returned_on_request(texts):
     objects = [{"text": document, "title": "ignored"} for document in DOCUMENTS[:2]]
     got = post(texts, documents=[*objects, *DOCUMENTS[2:]], return_documents=True, rank_fields=["text"])
     assert [each["document"] for each in got["results"]] == [{"text": DOCUMENTS[index]} for index in ORDER]
-
-
-def test_open_webui_gets_the_scores_of_its_documents(texts):
-    headers = {"Authorization": "Bearer none", "X-OpenWebUI-User-Name": "Ann"}
-    body = {"model": "ranker", "query": "q", "documents": DOCUMENTS, "top_n": len(DOCUMENTS)}
-    data = texts.post("/v1/rerank", headers=headers, json=body).json()
-    in_its_order = [each["relevance_score"] for each in sorted(data["results"], key=lambda each: each["index"])]
-    assert in_its_order == pytest.approx(SCORES)
-
-
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])  # its base URL with /v1 or without
-def test_dify_gets_documents_and_scores(texts, path):
-    body = {"model": "ranker", "query": "q", "documents": DOCUMENTS, "top_n": None, "return_documents": True}
-    for result in texts.post(path, json=body).json()["results"]:
-        assert result["document"].get("text") == DOCUMENTS[result["index"]]
-        assert result["relevance_score"] == pytest.approx(SCORES[result["index"]])
 
 
 def test_ragflow_gets_scores_and_the_count_of_tokens(texts):

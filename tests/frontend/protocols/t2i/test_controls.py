@@ -3,19 +3,18 @@
 import hashlib
 import json
 
-import httpx
 import msgspec
 import pytest
 from PIL import Image
 
 from controlnet_folders import save_controlnet, save_model
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, EngineConfig, FrontendConfig
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import RequestImages
 from noria.models.controlnet_folders import ControlNetFolders
 from noria.protocol.diffusion import Control
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from noria.testing.fake_engine import FAKE_MODEL
 from uploads import b64, file_of, photo
 from waiting import wait_until
 
@@ -37,24 +36,21 @@ def spec(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def controlled(folder, config, spec):
-    with FakeEngine(f"ipc://{folder}/controlled", models=(spec,)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(controlled, config):
-    """A client of a server with two ControlNets."""
-    with serving(config, controlled) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+def server(folder, config, spec):
+    with served_models(folder, spec, config=config) as client:
         yield client
 
 
 @pytest.fixture
-def steered(server, controlled):
-    """The client; the engine behind it is reset."""
-    controlled.reset()
+def steered(server):
+    """A client of a server with two ControlNets."""
+    server.engine.reset()
     return server
+
+
+@pytest.fixture
+def controlled(steered):
+    return steered.engine
 
 
 PHOTO, OTHER = file_of(photo()), file_of(photo(seed=1))
@@ -118,9 +114,7 @@ def test_models_list_them(steered, client):
         ([ASKED | {"image": b64(b"GIF89a")}], 422, "controls[0].image is no PNG, WebP or JPEG: it is GIF."),
         ([ASKED | {"image": b64(PHOTO[:-40])}], 422, "controls[0].image is damaged"),
         ([ASKED | {"scale": 2.5}], 400, "controls[0].scale is 2.5; allowed are 0.0 to 2.0."),
-        ([ASKED, ASKED | {"scale": -0.1}], 400, "controls[1].scale is -0.1"),
         ([ASKED | {"start": 1.5}], 400, "controls[0].start is 1.5; allowed are 0.0 to 1.0"),
-        ([ASKED | {"end": -1}], 400, "controls[0].end is -1.0"),
         ([ASKED, ASKED | {"start": 0.5}], 400, "controls[1].start is 0.5, which is not before its end, 0.5."),
         ([ASKED] * 5, 400, "controls has 5 entries; at most 4 are allowed."),
         ([ASKED | {"module": "canny"}], 400, "module"),

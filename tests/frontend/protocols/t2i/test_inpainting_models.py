@@ -2,17 +2,13 @@
 
 import base64
 import io
-from types import SimpleNamespace
 
-import httpx
 import msgspec
 import pytest
 from PIL import Image
 
-from frontends import serving
-from noria.config import Config
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
-from waiting import wait_until
+from frontends import served_models
+from noria.testing.fake_engine import FAKE_MODEL
 
 INPAINTING = msgspec.structs.replace(FAKE_MODEL, name="repaint", needs_mask=True, default_strength=0.9999)
 
@@ -28,13 +24,8 @@ IMAGE, MASK = b64("red"), b64(255, "L")
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with (
-        FakeEngine(f"ipc://{folder}/inpainting", models=(INPAINTING, FAKE_MODEL)) as engine,
-        serving(Config(), engine) as (url, _),
-        httpx.Client(base_url=url, timeout=60, verify=False) as client,
-    ):
-        wait_until(lambda: client.get("/readyz").status_code == 200)
-        yield SimpleNamespace(client=client, engine=engine)
+    with served_models(folder, INPAINTING, FAKE_MODEL) as client:
+        yield client
 
 
 @pytest.fixture
@@ -45,7 +36,7 @@ def served(server):
 
 def test_a_request_has_the_models_default_strength_and_others_need_no_mask(served):
     for body in ({"image": IMAGE, "mask": MASK}, {"model": "tiny", "image": IMAGE}, {"model": "tiny"}):
-        assert served.client.post("/t2i", json={"prompt": "p", **body}).status_code == 200
+        assert served.post("/t2i", json={"prompt": "p", **body}).status_code == 200
     payloads = [each.payload for each in served.engine.submitted]
     assert [(each.strength, each.has_mask) for each in payloads] == [(0.9999, True), (0.8, False), (None, False)]
 
@@ -63,7 +54,7 @@ def test_a_request_has_the_models_default_strength_and_others_need_no_mask(serve
     ],
 )
 def test_each_route_names_what_is_missing(served, path, body, field):
-    response = served.client.post(path, json=body if "input" in body else {"prompt": "p", **body})
+    response = served.post(path, json=body if "input" in body else {"prompt": "p", **body})
     assert response.status_code == 400
     assert f"{field} is missing: repaint is a model for inpainting" in response.text
     assert "/v1/images/edits" in response.text
@@ -72,18 +63,18 @@ def test_each_route_names_what_is_missing(served, path, body, field):
 
 def test_edits_without_a_mask_are_rejected(served):
     files = {"image": base64.b64decode(IMAGE)}
-    response = served.client.post("/v1/images/edits", data={"prompt": "p"}, files=files)
+    response = served.post("/v1/images/edits", data={"prompt": "p"}, files=files)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "mask")
 
 
 def test_the_model_list_and_the_document_say_it(served):
-    cards = {card["id"]: card["noria"] for card in served.client.get("/v1/models").json()["data"]}
+    cards = {card["id"]: card["noria"] for card in served.get("/v1/models").json()["data"]}
     starts = {
         name: (card["start_image"]["needs_mask"], card["start_image"]["default_strength"])
         for name, card in cards.items()
     }
     assert starts == {"repaint": (True, 0.9999), "tiny": (False, 0.8)}
-    document = served.client.get("/openapi.json").json()
+    document = served.get("/openapi.json").json()
     assert "repaint, a model for inpainting: each of its requests needs an image and a mask" in str(document["info"])
     schemas = document["components"]["schemas"]
     assert {name: schemas[name]["required"] for name in ("ImageRequestBody", "EditsFields", "Img2Img")} == {
@@ -92,12 +83,12 @@ def test_the_model_list_and_the_document_say_it(served):
         "Img2Img": ["init_images", "mask"],
     }
     for route, name in (("/t2i", "ImageRequestBody"), ("/sdapi/v1/img2img", "Img2Img")):
-        assert served.client.post(route, json=schemas[name]["example"]).status_code == 200
+        assert served.post(route, json=schemas[name]["example"]).status_code == 200
 
 
 def test_settings_of_a_file_are_recovered(served):
     body = {"prompt": "p", "image": IMAGE, "mask": MASK, "seed": 5}
-    file = served.client.post("/t2i", json=body).content
-    recovered = served.client.post("/v1/images/metadata", content=file).json()
+    file = served.post("/t2i", json=body).content
+    recovered = served.post("/v1/images/metadata", content=file).json()
     assert recovered["settings"]["seed"] == 5
     assert [each["field"] for each in recovered["rejected"]] == ["image", "mask"]

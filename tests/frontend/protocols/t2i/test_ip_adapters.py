@@ -3,17 +3,17 @@
 import hashlib
 import json
 
-import httpx
 import msgspec
 import pytest
 
+from frontends import served_models
 from ip_adapter_files import save_encoder, save_ip_adapter, save_unet
 from noria.config import Config, EngineConfig, FrontendConfig
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImages
 from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.protocol.diffusion import IpAdapter
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from noria.testing.fake_engine import FAKE_MODEL
 from uploads import b64, file_of, photo
 from waiting import wait_until
 
@@ -41,18 +41,21 @@ def spec(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(folder, spec):
-    with FakeEngine(f"ipc://{folder}/prompted", models=(spec,)) as engine:
-        yield engine
+def server(folder, config, spec):
+    with served_models(folder, spec, config=config) as client:
+        yield client
 
 
 @pytest.fixture
-def prompted(engine, config, serve):
+def prompted(server):
     """A client of a server with an IP-Adapter."""
-    with serve(config, engine, name="with an IP-Adapter") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
-        engine.reset()
-        yield client
+    server.engine.reset()
+    return server
+
+
+@pytest.fixture
+def engine(prompted):
+    return prompted.engine
 
 
 @pytest.fixture

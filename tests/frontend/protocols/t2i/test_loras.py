@@ -3,11 +3,10 @@
 import base64
 import json
 
-import httpx
 import msgspec
 import pytest
 
-from frontends import serving
+from frontends import served_client
 from noria.config import Config, EngineConfig
 from noria.images.a1111_metadata import from_infotext
 from noria.images.metadata_io import read_metadata
@@ -27,9 +26,7 @@ def loras(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(loras, shared_engine):
     """A client of a server with two adapters."""
-    config = Config(engine=EngineConfig(loras=(str(loras),)))
-    with serving(config, shared_engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(Config(engine=EngineConfig(loras=(str(loras),))), shared_engine) as client:
         yield client
 
 

@@ -2,16 +2,14 @@
 
 import json
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, EngineConfig
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
-from waiting import wait_until
+from noria.testing.fake_engine import FAKE_MODEL
 
 XL = msgspec.structs.replace(
     FAKE_MODEL, name="xl", family="stable-diffusion-xl", family_clip_skip=2, default_clip_skip=2
@@ -32,20 +30,15 @@ def server(folder, tmp_path_factory):
     save_file({"emb_params": np.zeros((2, 768), np.float32)}, embeddings / "easynegative.safetensors")
     (embeddings / "old.pt").write_bytes(b"")
     config = Config(engine=EngineConfig(embeddings=(str(embeddings),)))
-    with (
-        FakeEngine(f"ipc://{folder}/syntax", models=(FAKE_MODEL, XL, SD2, FLUX, ANIME)) as engine,
-        serving(config, engine) as (url, _),
-        httpx.Client(base_url=url, timeout=60, verify=False) as client,
-    ):
-        wait_until(lambda: client.get("/readyz").status_code == 200)
-        yield client, engine
+    with served_models(folder, FAKE_MODEL, XL, SD2, FLUX, ANIME, config=config) as client:
+        yield client
 
 
 @pytest.fixture
 def served(server):
     """A client and the engine, which is reset."""
-    server[1].reset()
-    return server
+    server.engine.reset()
+    return server, server.engine
 
 
 @pytest.mark.parametrize(

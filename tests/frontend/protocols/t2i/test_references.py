@@ -3,18 +3,17 @@
 import hashlib
 import io
 
-import httpx
 import msgspec
 import openai
 import pytest
 from PIL import Image
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, FrontendConfig
 from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.images.metadata_io import read_metadata
 from noria.protocol.diffusion import Reference
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from noria.testing.fake_engine import FAKE_MODEL
 from uploads import b64, file_of, photo
 from waiting import wait_until
 
@@ -25,25 +24,22 @@ KONTEXT = msgspec.structs.replace(
 
 
 @pytest.fixture(scope="module")
-def editors(folder):
-    with FakeEngine(f"ipc://{folder}/editors", models=(EDITOR, FAKE_MODEL, KONTEXT)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(editors):
-    """A client of a server with models that take reference images, and one that takes none."""
+def server(folder):
     config = Config(frontend=FrontendConfig(max_body_bytes=4096, max_image_bytes=100_000))
-    with serving(config, editors) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_models(folder, EDITOR, FAKE_MODEL, KONTEXT, config=config) as client:
         yield client
 
 
 @pytest.fixture
-def web(server, editors):
-    """The client; the engine behind it is reset."""
-    editors.reset()
+def web(server):
+    """A client of a server with models that take reference images, and one that takes none."""
+    server.engine.reset()
     return server
+
+
+@pytest.fixture
+def editors(web):
+    return web.engine
 
 
 def digest(file):

@@ -2,17 +2,16 @@
 
 import re
 
-import httpx
 import msgspec
 import pytest
 from PIL import Image
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, EngineConfig
 from noria.images.metadata_io import read_metadata
 from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import Refinement
-from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
+from noria.testing.fake_engine import FAKE_MODEL
 from waiting import wait_until
 
 
@@ -30,24 +29,21 @@ def spec(tiny_xl_folder):
 
 
 @pytest.fixture(scope="module")
-def refining(folder, config, spec):
-    with FakeEngine(f"ipc://{folder}/refining", models=(spec,)) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def shared(refining, config):
-    """A client of a server with a refiner."""
-    with serving(config, refining) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+def shared(folder, config, spec):
+    with served_models(folder, spec, config=config) as client:
         yield client
 
 
 @pytest.fixture
-def server(shared, refining):
-    """The client; the engine behind it is reset."""
-    refining.reset()
+def server(shared):
+    """A client of a server with a refiner."""
+    shared.engine.reset()
     return shared
+
+
+@pytest.fixture
+def refining(server):
+    return server.engine
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ import contextlib
 import gc
 import hashlib
 import io
+import json
 import re
+import socket
 import sqlite3
 import struct
 import threading
@@ -20,6 +22,7 @@ import openai
 import pytest
 from PIL import Image
 
+from frontends import served_client
 from noria.config import Config, FrontendConfig, JobsConfig
 from noria.errors import UnreadableImage
 from noria.frontend.access.api_keys import generate_key
@@ -120,21 +123,6 @@ def test_what_is_transparent_becomes_white_and_orientation_is_applied(client, en
     t2i(client, file_of(photo(), exif=exif))
     assert (engine.submitted[1].payload.width, engine.submitted[1].payload.height) == (48, 64)
     assert engine.data[1] == photo().transpose(Image.Transpose.ROTATE_270).tobytes()
-
-
-@pytest.mark.parametrize("file_format", ["webp", "jpeg"])
-def test_other_formats_are_decoded(client, engine, file_format):
-    file = file_of(photo(), file_format)
-    t2i(client, file)
-    assert engine.data == [Image.open(io.BytesIO(file)).convert("RGB").tobytes()]
-
-
-def test_n_streams_and_previews_work_as_without(client, engine):
-    body = {"prompt": "p", "image": b64(PHOTO), "n": 2, "stream": True, "partial_images": 1, "inference_steps": 10}
-    text = client.post("/t2i", json=body | {"strength": 0.5}).text
-    assert text.count("event: preview") == 2
-    assert '"step":5,"num_steps":5' in text
-    assert '"index":1' in text.partition("event: finished")[2]
 
 
 def test_files_name_the_images_they_were_made_from(client):
@@ -424,6 +412,9 @@ def test_an_upload_that_is_decoded_holds_its_file_and_neither_its_body_nor_base6
     held = []
 
     def pixels(*_):
+        # The thread that has decoded base64 lets go of it a moment later.
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: tracemalloc.get_traced_memory()[0] < 1.5 * len(file), 10)
         held.append(tracemalloc.get_traced_memory()[0])
         return bytes(64 * 64 * 3)
 
@@ -435,14 +426,13 @@ def test_an_upload_that_is_decoded_holds_its_file_and_neither_its_body_nor_base6
     assert max(held) < 1.5 * len(file)
 
 
-def test_a_client_over_its_quota_is_rejected_before_its_image_is_read(serve, new_engine, tmp_path):
+def test_a_client_over_its_quota_is_rejected_before_its_image_is_read(new_engine, tmp_path):
     token, table = generate_key("alice")
     keys = tmp_path / "keys.toml"
     keys.write_text(f"{table}images_per_minute = 1\n")
     config = Config(data_dir=str(tmp_path / "data"), frontend=FrontendConfig(api_keys_file=str(keys)))
     headers = {"authorization": f"Bearer {token}"}
-    with serve(config, new_engine()) as (url, _), httpx.Client(base_url=url, verify=False, headers=headers) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(config, new_engine(), headers=headers) as client:
         assert t2i(client, b"damaged").status_code == 422
         assert t2i(client).status_code == 200
         assert t2i(client, b"damaged").status_code == 429
@@ -485,17 +475,21 @@ def test_pixels_are_not_decoded_after_the_deadline(client, engine, monkeypatch):
 
 
 def test_a_client_that_disconnects_gives_up_its_turn(client, engine, monkeypatch):
-    opened, removed, go = [], [], threading.Event()
-    open_files, remove = StartImages._open, FairTurns._remove
+    opened, asked, removed, go = [], [], [], threading.Event()
+    open_files, acquire, remove = StartImages._open, FairTurns.acquire, FairTurns._remove
     monkeypatch.setattr(
         StartImages, "_open", lambda self, load: (opened.append(1), go.wait(30), open_files(self, load))[-1]
     )
+    monkeypatch.setattr(FairTurns, "acquire", lambda self, who: asked.append(who) or acquire(self, who))
     monkeypatch.setattr(FairTurns, "_remove", lambda self, *turn: removed.append(turn) or remove(self, *turn))
     with ThreadPoolExecutor(2) as pool:
         busy = [pool.submit(t2i, client) for _ in range(2)]
         wait_until(lambda: len(opened) == 2)
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/t2i", json={"prompt": "p", "image": b64(PHOTO)}, timeout=0.3)
+        body = json.dumps({"prompt": "p", "image": b64(PHOTO)})
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as leaving:
+            head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            leaving.sendall(f"POST /t2i HTTP/1.1\r\n{head}{body}".encode())
+            wait_until(lambda: len(asked) == 3)
         wait_until(lambda: removed)
         go.set()
         assert [each.result().status_code for each in busy] == [200, 200]
@@ -503,11 +497,10 @@ def test_a_client_that_disconnects_gives_up_its_turn(client, engine, monkeypatch
     assert len(opened) == 3
 
 
-def test_files_that_are_too_large_are_rejected(serve, new_engine):
+def test_files_that_are_too_large_are_rejected(new_engine):
     config = Config(frontend=FrontendConfig(max_body_bytes=4096, max_image_bytes=20_000))
     large = file_of(photo((100, 60)))  # 18 kB
-    with serve(config, new_engine()) as (url, _), httpx.Client(base_url=url, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(config, new_engine()) as client:
         assert t2i(client, large).status_code == 200
         for fields in ({"mask": b64(large)}, {"image": b64(bytes(30_000))}):
             response = t2i(client, large, **fields)
@@ -522,10 +515,9 @@ def test_files_that_are_too_large_are_rejected(serve, new_engine):
         assert (long_beside_it.status_code, long_beside_it.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_a_body_with_an_image_has_few_other_values(serve, new_engine):
+def test_a_body_with_an_image_has_few_other_values(new_engine):
     """Millions of empty lists take a hundred times their bytes when they are decoded."""
-    with serve(Config(), new_engine()) as (url, _), httpx.Client(base_url=url, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(Config(), new_engine()) as client:
         many = b'{"prompt": "p", "image": "eA==", "input": {"image": "eA==", "a": [%s[]]}}' % (b"[]," * 1_000_000)
         for path in ("/t2i", "/v1/jobs", "/sdapi/v1/img2img"):
             response = client.post(path, content=many, headers={"content-type": "application/json"})
@@ -533,7 +525,7 @@ def test_a_body_with_an_image_has_few_other_values(serve, new_engine):
             assert "at most 10000 are allowed" in response.text
 
 
-def test_large_bodies_count_as_uploads(serve, new_engine, monkeypatch):
+def test_large_bodies_count_as_uploads(new_engine, monkeypatch):
     held, hold = [], ConcurrencyLimiter.hold
 
     def noted(limiter, client):
@@ -543,8 +535,7 @@ def test_large_bodies_count_as_uploads(serve, new_engine, monkeypatch):
 
     monkeypatch.setattr(ConcurrencyLimiter, "hold", noted)
     config = Config(frontend=FrontendConfig(max_body_bytes=1024))
-    with serve(config, new_engine()) as (url, _), httpx.Client(base_url=url, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(config, new_engine()) as client:
         assert t2i(client).status_code == 200
 
         def endless():
@@ -557,7 +548,9 @@ def test_large_bodies_count_as_uploads(serve, new_engine, monkeypatch):
         headers = {"content-type": "application/json"}
         with ThreadPoolExecutor(MAX_UPLOADS_PER_CLIENT) as pool:
             responses = [
-                pool.submit(httpx.post, f"{url}/t2i", content=endless(), headers=headers, verify=False, timeout=60)
+                pool.submit(
+                    httpx.post, f"{client.base_url}/t2i", content=endless(), headers=headers, verify=False, timeout=60
+                )
                 for _ in range(MAX_UPLOADS_PER_CLIENT)
             ]
             wait_until(lambda: len(held) == MAX_UPLOADS_PER_CLIENT)
@@ -568,15 +561,6 @@ def test_large_bodies_count_as_uploads(serve, new_engine, monkeypatch):
 
 
 # ── OpenAI's edits ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def openai_client(url, engine):
-    with (
-        httpx.Client(verify=False) as web,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=web, max_retries=0) as client,
-    ):
-        yield client
 
 
 def transparent_left():
@@ -612,12 +596,8 @@ def test_openais_client_edits_a_list_of_one_and_streams(openai_client, engine):
         ({"image": [PHOTO, PHOTO]}, "image", "image is there 2 times"),
         ({"mask": MASK}, "mask", "no transparency"),
         ({"mask": file_of(Image.new("RGBA", (8, 8)))}, "mask", "8 × 8"),
-        ({"n": 9}, "n", "1 to 4"),
-        ({"size": "33x32"}, "size", "multiple of 8"),
         ({"response_format": "url"}, "response_format", "b64_json"),
-        ({"extra_body": {"strength": 7}}, "strength", "7"),
         ({"extra_body": {"strength": "much"}}, "strength", "a number"),
-        ({"extra_body": {"steps": 7}}, "steps", "unknown field"),
         ({"extra_body": {"loras": "["}}, "loras", "no JSON"),
         (
             {"extra_body": {"loras": [{"name": "a"}, {"name": "b"}]}},
@@ -690,12 +670,6 @@ def test_variations_are_not_supported(openai_client):
     assert "/v1/images/edits" in str(raised.value)
 
 
-def test_edits_name_the_field_of_both_sides(client):
-    form = {"prompt": "p", "size": "33x31"}
-    answer = client.post("/v1/images/edits", data=form, files={"image": ("a.png", PHOTO)})
-    assert answer.json()["error"]["param"] == "size"
-
-
 # ── A1111's img2img ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 # What webuiapi sends with every request.
@@ -756,10 +730,9 @@ def test_without_a_strength_it_is_a1111s(client, engine):
         ({"mask": b64(MASK), "mask_blur_x": 300, "mask_blur": None}, "mask_blur_x is 300.0; allowed are 0 to 256."),
         ({"mask": b64(file_of(left_half(inside=0)))}, "mask covers nothing, so there is no part to repaint"),
         ({"initial_noise_multiplier": 0.5}, "initial_noise_multiplier is 0.5"),
+        ({"enable_hr": True}, "the hires fix of an image is not supported"),
         ({"denoising_strength": 0}, "denoising_strength is 0.0; allowed are 0.01 to 1.0"),
         (WITH_MASK | {"mask": b64(file_of(left_half((8, 8))))}, "mask has 8 × 8 pixels"),
-        ({"enable_hr": True}, "the hires fix of an image is not supported"),
-        ({"width": 20}, "multiple of 8"),
     ],
 )
 def test_img2img_that_is_not_allowed(client, engine, fields, says):
@@ -835,14 +808,6 @@ def test_an_image_whose_latents_are_resized_keeps_its_size(client, engine):
         assert says in img2img(client, resize_mode=3, **fields).json()["detail"]
 
 
-def test_hostile_files_of_img2img_and_edits_are_rejected(client, engine):
-    bomb = png(8000, 5000)
-    assert img2img(client, init_images=[b64(bomb)]).status_code == 422
-    form = {"image": ("a.png", bomb)}
-    assert client.post("/v1/images/edits", data={"prompt": "p"}, files=form).status_code == 422
-    assert engine.submitted == []
-
-
 # ── Jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -856,8 +821,7 @@ def test_a_job_with_an_image_survives_a_restart(serve, new_engine, tmp_path):
     body = {"input": {"prompt": "p", "seed": 5, "image": b64(PHOTO), "mask": b64(MASK), "strength": 0.5}}
     headers = {"idempotency-key": "one"}
     engine = new_engine()
-    with serve(config, engine) as (url, _), httpx.Client(base_url=url, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(config, engine) as client:
         engine.never_answers = True
         job = client.post("/v1/jobs", json=body, headers=headers)
         assert job.status_code == 202
@@ -880,12 +844,11 @@ def test_a_job_with_an_image_survives_a_restart(serve, new_engine, tmp_path):
         assert stored > 10_000
 
 
-def test_images_of_jobs_are_limited_together(serve, new_engine, tmp_path):
+def test_images_of_jobs_are_limited_together(new_engine, tmp_path):
     config = Config(data_dir=str(tmp_path), jobs=JobsConfig(max_queued_bytes=20_000))
     engine = new_engine()
     body = {"input": {"prompt": "p", "image": b64(PHOTO)}}  # 12 kB as it is stored
-    with serve(config, engine) as (url, _), httpx.Client(base_url=url, verify=False) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_client(config, engine) as client:
         engine.never_answers = True
         first = client.post("/v1/jobs", json=body)
         full = client.post("/v1/jobs", json=body)

@@ -6,10 +6,10 @@ import json
 import socket
 
 import httpx
-import openai
 import pytest
 from PIL import Image
 
+from frontends import served_client
 from noria.config import Config
 from waiting import wait_until
 
@@ -77,32 +77,20 @@ def test_http_1_0_gets_plain_bytes_until_the_connection_closes(url, engine, expe
     assert events.endswith(b"}\n\n")
 
 
-def test_a_disconnect_cancels_the_request_in_the_engine(client, engine):
-    engine.never_answers = True
-    with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
-        assert next(response.iter_lines()) == "event: progress"
-    wait_until(lambda: [request.attempt_id for request in engine.submitted] == engine.cancelled)
-
-
-def test_the_end_of_the_engine_is_reported_before_its_cause_is_known(new_engine, serve):
+def test_the_end_of_the_engine_is_reported_before_its_cause_is_known(new_engine):
     engine = new_engine()
     engine.num_crashes_left, engine.restarts = 1, False
-    with serve(Config(), engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
-        with client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response:
-            lines = (line for line in response.iter_lines() if line.startswith("data: "))
-            events = (json.loads(line.removeprefix("data: ")) for line in lines)
-            lost = next(data for data in events if data["finish_in_s"] is None)
-            assert (lost["queue_position"], lost["step"]) == (0, 0)
-            engine.set_state("ready")
-            *_, last = events
-            assert len(last["images"]) == 1
-
-
-@pytest.fixture
-def openai_client(url, engine):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+    with (
+        served_client(Config(), engine) as client,
+        client.stream("POST", "/t2i", json={"prompt": "p", "stream": True}) as response,
+    ):
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        events = (json.loads(line.removeprefix("data: ")) for line in lines)
+        lost = next(data for data in events if data["finish_in_s"] is None)
+        assert (lost["queue_position"], lost["step"]) == (0, 0)
+        engine.set_state("ready")
+        *_, last = events
+        assert len(last["images"]) == 1
 
 
 def test_openais_client_gets_partial_images_and_the_completed_one(openai_client, engine, spec):
@@ -119,12 +107,6 @@ def test_openais_client_gets_partial_images_and_the_completed_one(openai_client,
         file = Image.open(io.BytesIO(base64.b64decode(event.b64_json)))
         assert (file.format, file.size) == ("WEBP", size)
     assert (completed.type, completed.seed, completed.usage.total_tokens) == ("image_generation.completed", 5, 0)
-
-
-def test_openais_client_raises_a_later_failure(openai_client, engine):
-    engine.sends_invalid_replies = True
-    with pytest.raises(openai.APIError, match="the engine's reply is invalid"):
-        list(openai_client.images.generate(prompt="p", stream=True))
 
 
 def test_a_stream_of_images_is_finished_while_the_server_drains(serve, new_engine):

@@ -1,38 +1,27 @@
 """The routes of sparse encoders and of those that embed tokens, in front of a fake engine with both and a reranker."""
 
-import httpx
 import numpy as np
 import pytest
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, FrontendConfig
 from noria.frontend.services.texts import text_request
 from noria.testing.fake_encoder import FAKE_ENCODER, LATE, SPARSE, fake_vector, word_id
-from noria.testing.fake_engine import FAKE_LOAD, FakeEngine
-from waiting import wait_until
 
 FILL = 3
 
 
 @pytest.fixture(scope="module")
-def engine(folder):
-    with FakeEngine(f"ipc://{folder}/retrieval", models=(FAKE_ENCODER, SPARSE, LATE), load=FAKE_LOAD) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def shared(engine):
+def shared(folder):
     config = Config(frontend=FrontendConfig(max_texts=8, max_text_chars=500))
-    with serving(config, engine) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        wait_until(lambda: client.get("/readyz").status_code == 200)
+    with served_models(folder, FAKE_ENCODER, SPARSE, LATE, config=config) as client:
         yield client
 
 
 @pytest.fixture
-def texts(shared, engine):
+def texts(shared):
     """A client; the engine behind it is reset."""
-    engine.reset()
-    shared.engine = engine
+    shared.engine.reset()
     return shared
 
 
@@ -123,13 +112,6 @@ def test_errors_of_a_ranking_count_and_number_its_documents(texts, body, status,
     post(texts, "/rerank", query="q", texts=["a"] * 8, model="late")
     answer = texts.post("/rerank", json={"query": "q", "model": "late", "truncate": False} | body)
     assert (answer.status_code, says in answer.text) == (status, True), answer.text
-
-
-@pytest.mark.parametrize("path", ["/embed", "/embed_sparse", "/embed_all", "/predict"])
-def test_a_route_names_the_models_that_it_needs(texts, path):
-    answer = texts.post(path, json={"inputs": "a", "model": "late" if path != "/embed_all" else "sparse"})
-    assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend"), answer.text
-    assert "this route needs" in answer.json()["error"]
 
 
 def test_the_open_inference_protocol_has_the_zeros_up_to_a_limit(texts, monkeypatch):

@@ -7,19 +7,16 @@ import contextlib
 import math
 import re
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
 from huggingface_hub import InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
 
-from frontends import serving
+from frontends import served_models
 from noria.config import Config, FrontendConfig
 from noria.models.encoder.tokens import TokenizedText
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer, fake_vector, word_id
-from noria.testing.fake_engine import FAKE_LOAD, FakeEngine
-from waiting import wait_until
 
 
 def model(name, task, *labels, activation="softmax"):
@@ -37,35 +34,22 @@ MODELS = (
 
 
 @pytest.fixture(scope="module")
-def text_engine(folder):
-    with FakeEngine(f"ipc://{folder}/tei", models=MODELS, load=FAKE_LOAD) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def text_url(text_engine):
-    with serving(Config(frontend=FrontendConfig(max_texts=8, max_text_chars=500)), text_engine) as (url, _):
-        wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
-        yield url
-
-
-@pytest.fixture(scope="module")
-def shared(text_url):
-    with httpx.Client(base_url=text_url, timeout=60) as client:
+def shared(folder):
+    config = Config(frontend=FrontendConfig(max_texts=8, max_text_chars=500))
+    with served_models(folder, *MODELS, config=config) as client:
         yield client
 
 
 @pytest.fixture
-def texts(shared, text_engine):
+def texts(shared):
     """A client; the engine behind it is reset."""
-    text_engine.reset()
-    shared.engine = text_engine
+    shared.engine.reset()
     return shared
 
 
 @pytest.fixture
-def hub(text_url, texts):
-    yield InferenceClient(text_url)
+def hub(texts):
+    yield InferenceClient(str(texts.base_url))
     close_session()  # all clients of the process share one
 
 
@@ -105,16 +89,14 @@ def test_huggingfaces_client_gets_similarities(hub):
 
 
 @pytest.fixture
-def hub_of(serve, folder):
+def hub_of(folder):
     """Clients of servers whose first model is another."""
     with contextlib.ExitStack() as stack:
 
         def make(name):
             models = sorted(MODELS, key=lambda each: each.name != name)
-            engine = stack.enter_context(FakeEngine(f"ipc://{folder}/tei-{name}", models=tuple(models), load=FAKE_LOAD))
-            url, _ = stack.enter_context(serve(Config(), engine))
-            wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
-            return InferenceClient(url)
+            web = stack.enter_context(served_models(folder, *models))
+            return InferenceClient(str(web.base_url))
 
         yield make
         close_session()

@@ -25,22 +25,6 @@ def unused_seed() -> int:
     raise AssertionError("no seed is drawn if one is given")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001, 50.001])
-def test_invalid_guidance_scales_are_rejected(spec, value):
-    with pytest.raises(InvalidField, match=r"guidance_scale .* 0\.0 to 50\.0") as caught:
-        validate(ImageRequestBody("p", guidance_scale=value), spec, FrontendConfig(), "id", lambda: 0)
-    assert caught.value.field == "guidance_scale"
-
-
-def test_guidance_scale_may_be_a_fraction(spec):
-    assert (
-        validate(
-            ImageRequestBody("p", guidance_scale=1.25), spec, FrontendConfig(), "id", lambda: 0
-        ).payload.guidance_scale
-        == 1.25
-    )
-
-
 def test_default_steps_are_limited_by_the_operator(spec):
     assert (
         validate(ImageRequestBody("p"), spec, FrontendConfig(max_steps=5), "id", lambda: 0).payload.inference_steps == 5
