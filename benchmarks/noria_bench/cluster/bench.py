@@ -31,11 +31,10 @@ from noria_bench.cluster.results import (
     summarize,
 )
 from noria_bench.cluster.servings import NUM_SLOTS, cpu_s_by_role, running_serving
-from noria_bench.encoders.results import write_result
 from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import machine_cpu_s
-from noria_bench.running import make_results_folder, run_to_end, status_log
+from noria_bench.running import make_results_folder, run_to_end, status_log, write_json
 from noria_bench.targets.environments import python_of, versions_of
 
 _log_status = status_log("cluster")
@@ -90,7 +89,7 @@ class ClusterBench:
         for num_engines in sorted({*self.options.engines, *self.options.scaling}):
             self._measure_engines(num_engines)
         self.complete = True
-        write_result(self.result(), self.folder, FILE_NAME)
+        write_json(self.result(), self.folder / FILE_NAME)
 
     def result(self) -> ClusterResult:
         """The document so far."""
@@ -130,7 +129,7 @@ class ClusterBench:
                 for serving in SERVINGS if number % 2 == 0 else reversed(SERVINGS):
                     run = self._measure(serving, servers[serving], num_engines, steps, number)
                     self.runs.append(run)
-                    write_result(self.result(), self.folder, FILE_NAME)
+                    write_json(self.result(), self.folder / FILE_NAME)
                     _log_status(
                         f"{num_engines} engines, {steps} steps, {serving}: {run.images_per_s:.2f} images/s, "
                         f"p99 {run.p99_ms:.0f} ms"

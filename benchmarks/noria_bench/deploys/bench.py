@@ -30,11 +30,10 @@ from noria_bench.deploys.options import DeploysOptions
 from noria_bench.deploys.report import write_report
 from noria_bench.deploys.results import FILE_NAME, DeploysResult, DeploysRun, Kind, Span, num_failed, phases_of
 from noria_bench.encoders.corpus import FIXED_TEXT
-from noria_bench.encoders.results import write_result
 from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log
+from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log, write_json
 from noria_bench.targets.server import isolated_config
 
 _log_status = status_log("deploys")
@@ -86,9 +85,9 @@ class DeploysBench:
         for number in range(self.options.num_rounds):
             for niceness in self.options.niceness if number % 2 == 0 else reversed(self.options.niceness):
                 self.runs.append(self._measure(niceness, number, versions))
-                write_result(self.result(), self.folder, FILE_NAME)
+                write_json(self.result(), self.folder / FILE_NAME)
         self.complete = True
-        write_result(self.result(), self.folder, FILE_NAME)
+        write_json(self.result(), self.folder / FILE_NAME)
 
     def result(self) -> DeploysResult:
         """The document so far."""

@@ -27,13 +27,13 @@ from noria.testing.server import NO_PROXY_OPENER, RunningServer, config_flags, r
 from noria_bench.encoders.client import ClientConfig, ClientResult
 from noria_bench.encoders.corpus import FIXED_TEXT
 from noria_bench.encoders.measurements import make_measurement, sum_series
-from noria_bench.encoders.results import Load, write_result
+from noria_bench.encoders.results import Load
 from noria_bench.encoders.servers.raw_loop import RawJob
 from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import machine_cpu_s
-from noria_bench.running import make_results_folder, open_both_models, run_module, run_to_end, status_log
+from noria_bench.running import make_results_folder, open_both_models, run_module, run_to_end, status_log, write_json
 from noria_bench.sharing.options import SharingOptions
 from noria_bench.sharing.report import write_report
 from noria_bench.sharing.results import FILE_NAME, SharingResult, SharingRun
@@ -101,7 +101,7 @@ class SharingBench:
             for value in values if number % 2 == 0 else reversed(values):
                 self._measure_division(value, number)
         self.complete = True
-        write_result(self.result(), self.folder, FILE_NAME)
+        write_json(self.result(), self.folder / FILE_NAME)
 
     def result(self) -> SharingResult:
         """The document so far."""
@@ -131,7 +131,7 @@ class SharingBench:
             ]:
                 run = self._measure(server, str(encoder_cores), number, load, has_images)
                 self.runs.append(run)
-                write_result(self.result(), self.folder, FILE_NAME)
+                write_json(self.result(), self.folder / FILE_NAME)
                 _log_status(f"round {number + 1}: encoder_cores {encoder_cores}: {_plain(run)}")
 
     def _warm_up(self, server: RunningServer) -> None:
