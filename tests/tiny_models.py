@@ -329,7 +329,10 @@ def save_qwen_image_21(folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     vision = _QWEN_VISION | {"deepstack_visual_indexes": [0]}
     levels = {"dim_mult": [1, 1, 1, 2, 2], "temperal_downsample": [False, True, True, True], "decoder_base_dim": 8}
     parts = {
-        "text_encoder": ("Qwen3VLForConditionalGeneration", {"text_config": text, "vision_config": vision}),
+        "text_encoder": (
+            "Qwen3VLForConditionalGeneration",
+            {"text_config": text, "vision_config": vision, "image_token_id": 259},
+        ),
         "transformer": ("QwenImage21Transformer2DModel", transformer),
         "vae": ("AutoencoderKLQwenImage21", _QWEN_VAE | levels),
     }

@@ -12,7 +12,7 @@ from noria.protocol.diffusion import DiffusionModelSpec
 FIELD = "reference_images"
 
 _MAX_AREA_PX = 1024 * 1024
-_VISION_AREA_PX, _PROMPT_AREA_PX, _VISION_MULTIPLE_PX = 1024 * 1024, 384 * 384, 32  # as `QwenImageEditPlusPipeline`
+_VISION_AREA_PX, _PROMPT_AREA_PX, _VISION_MULTIPLE_PX = 1024 * 1024, 384 * 384, 32  # as the pipelines of Qwen
 _MIN_SIDE_PX, _MAX_RATIO = 64, 8  # limits of `Flux2ImageProcessor`
 _PREFERRED = (  # widths and heights that FLUX.1 Kontext was trained at; turned ones, too
     (1568, 672),
@@ -44,8 +44,8 @@ def place_reference(name: str, size_px: tuple[int, int], spec: DiffusionModelSpe
     """Return how the model is shown an image of this size, which errors call `name`.
 
     By "area" it is resized to at most 1024 × 1024 pixels, and its sides are cut to multiples; by "preferred" it is
-    resized to the size that FLUX.1 Kontext was trained at with the nearest ratio of sides; by "vision" it is resized to
-    about 1024 × 1024 pixels.
+    resized to the size that FLUX.1 Kontext was trained at with the nearest ratio of sides; by "vision" and "joint" it
+    is resized to about 1024 × 1024 pixels.
 
     Raises InvalidField: it is too small or too narrow.
     """
@@ -56,7 +56,7 @@ def place_reference(name: str, size_px: tuple[int, int], spec: DiffusionModelSpe
             scale = math.sqrt(_MAX_AREA_PX / (width * height))
             width, height = int(width * scale), int(height * scale)
         return ReferencePlacement((width, height), (_cut(width, spec), _cut(height, spec)))
-    if spec.reference_size == "vision":
+    if spec.reference_size in ("vision", "joint"):
         _check_shape(name, size_px)
         resized_px = _of_area(_VISION_AREA_PX, size_px)
         return ReferencePlacement(resized_px, resized_px)
@@ -73,7 +73,8 @@ def place_reference(name: str, size_px: tuple[int, int], spec: DiffusionModelSpe
 
 def prompt_size(size_px: tuple[int, int], spec: DiffusionModelSpec) -> tuple[int, int]:
     """Return the size in which the text encoder reads an image of this size with the prompt; zeros: it does not."""
-    return _of_area(_PROMPT_AREA_PX, size_px) if spec.reference_size == "vision" else (0, 0)
+    area_px = {"vision": _PROMPT_AREA_PX, "joint": _VISION_AREA_PX}.get(spec.reference_size)
+    return (0, 0) if area_px is None else _of_area(area_px, size_px)
 
 
 def _of_area(area_px: int, size_px: tuple[int, int]) -> tuple[int, int]:

@@ -148,7 +148,7 @@ _ROWS = (
     ),
     Family(
         name="qwen-image-2-1",
-        description="Qwen-Image 2.1, text to image",
+        description="Qwen-Image 2.1",
         class_names=("QwenImage21Pipeline",),
         parts=_parts(
             processor=Part(("Qwen3VLProcessor",)),

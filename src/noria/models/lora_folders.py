@@ -45,6 +45,10 @@ class LoraFolders(FolderEntries):
         """Return the folders of an engine: without those of the bundled model if models are compiled."""
         return cls([entry for entry in config.loras if not (config.compile and entry == BUNDLED_ENTRY)])
 
+    def are_for(self, model: str) -> bool:
+        """Return whether a folder is for this model; it may be empty."""
+        return bool(self._folders_of(model))
+
     def files(self, model: str) -> dict[str, pathlib.Path]:
         """Return the files for a model by name, in the order of names; of equal names, the first folder's."""
         found: dict[str, pathlib.Path] = {}

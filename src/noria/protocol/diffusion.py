@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from noria.protocol.model_spec import ModelSpec
 
-ReferenceSize = Literal["area", "preferred", "vision"]
+ReferenceSize = Literal["area", "preferred", "vision", "joint"]
 """The rule of `images/reference_size.py` by which reference images are resized for a model."""
 
 MaskFill = Literal["noise", "nothing"]

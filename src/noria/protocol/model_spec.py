@@ -54,6 +54,7 @@ class CallTrial(Struct, frozen=True):
     speedup: float = 1.0  # how many times as fast it is, the geometric mean over the numbers of rows
     is_chosen: bool = False
     error: str = ""  # why it cannot be used
+    with_loras: bool = False  # calls with a LoRA in each row, timed beside the same without compiled blocks
 
 
 class CallChoice(Struct, frozen=True):
@@ -65,3 +66,4 @@ class CallChoice(Struct, frozen=True):
     compile_blocks: bool
     speedup: float  # how many times as fast as without both; 1: neither is chosen
     trials: tuple[CallTrial, ...]  # in the order in which they were made
+    compile_loras: bool = False  # whether calls with LoRAs are compiled, too

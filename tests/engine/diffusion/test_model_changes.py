@@ -157,7 +157,7 @@ def test_compiled_models_are_loaded_and_measured_with_the_threads_that_serve(run
     torch.set_num_threads(2)
     seen, real = [], loading._load
 
-    def load(spec, config, device):
+    def load(spec, config, device, _):
         seen.append(torch.get_num_threads())
         return real(spec, msgspec.structs.replace(config, compile=False), device)  # compiling takes minutes
 
@@ -173,9 +173,10 @@ def test_a_mounted_model_is_called_as_an_earlier_start_chose_and_is_not_measured
     monkeypatch.setattr(loading, "choose_calls", lambda *_: pytest.fail("measured"))
     loads, real = [], loading._load
 
-    def load(spec, config, device):
+    def load(spec, config, device, choice):
         loads.append(config.compile_blocks)
-        return real(spec, msgspec.structs.replace(config, compile_blocks=False), device)  # compiling takes a minute
+        uncompiled = msgspec.structs.replace(config, compile_blocks=False)  # compiling takes a minute
+        return real(spec, uncompiled, device, choice)
 
     monkeypatch.setattr(loading, "_load", load)
     runtime.load_beside(newer_spec).add()

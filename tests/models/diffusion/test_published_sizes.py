@@ -37,6 +37,8 @@ from transformers import (
     Qwen3Model,
     Qwen3VLTextConfig,
     Qwen3VLTextModel,
+    Qwen3VLVisionConfig,
+    Qwen3VLVisionModel,
     T5Config,
     T5EncoderModel,
 )
@@ -380,10 +382,11 @@ def test_parameters_and_memory_of_qwen_image_21():
         head_dim=128,
     )
     with torch.device("meta"):
-        parts = QwenImage21Transformer2DModel(), Qwen3VLTextModel(text), AutoencoderKLQwenImage21()
+        encoder = Qwen3VLTextModel(text), Qwen3VLVisionModel(Qwen3VLVisionConfig(out_hidden_size=4096))
+        parts = QwenImage21Transformer2DModel(), torch.nn.ModuleList(encoder), AutoencoderKLQwenImage21()
     counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
-    assert [round(count / 1e9, 2) for count in counts] == [7.12, 7.57, 0.34]
-    assert round(2 * sum(counts) / 1e9, 1) == 30.0
+    assert [round(count / 1e9, 2) for count in counts] == [7.12, 8.14, 0.34]
+    assert round(2 * sum(counts) / 1e9, 1) == 31.2
     prompt = Conditioning({"tokens": torch.empty(1024 + 5, 4096, dtype=torch.bfloat16)})
     assert round(prompt.nbytes / 1e6, 1) == 8.4
 

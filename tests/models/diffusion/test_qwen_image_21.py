@@ -1,5 +1,6 @@
 """Qwen-Image 2.1 in the running batch, compared with diffusers' own pipeline and with each image alone."""
 
+import io
 import json
 import shutil
 
@@ -14,7 +15,8 @@ from diffusers import (
     QwenImage21Transformer2DModel,
 )
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
+from transformers import BatchFeature, Qwen2Tokenizer, Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import tiny_models
 from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request
@@ -23,6 +25,9 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
+from noria.frontend.services.images.request_images import check_references
+from noria.images import reference_size
+from noria.images.start_image import ImageFiles, RequestImages
 from noria.models.catalog import open_model
 from noria.models.diffusion.loras.lora_file import read_lora
 from noria.models.lora_folders import digest_of
@@ -32,19 +37,32 @@ PROMPTS = ["a red circle", "a blue square above a green star, drawn with a soft 
 SIZES = [(64, 64), (64, 96), (128, 64)]
 
 
-class TextProcessor:
-    """A Qwen3VLProcessor for texts alone: that needs torchvision, for images."""
+SHOWN = [(80, 70), (140, 66), (64, 96)]  # sizes of reference images
+
+
+class Processor:
+    """A Qwen3VLProcessor without torchvision, which that needs: each image is as many tokens as it has parts."""
 
     def __init__(self, tokenizer):
+        halves = [0.5] * 3
         self.tokenizer = tokenizer
+        self.read = Qwen2VLImageProcessorPil(patch_size=16, image_mean=halves, image_std=halves, do_resize=False)
 
     def apply_chat_template(self, messages, **_):
         (message,) = messages
         text = f"<|im_start|>{message['role']}\n{message['content'][0]['text']}<|im_end|>\n"
         return [self.tokenizer(text).input_ids]
 
-    def __call__(self, text, **options):
-        return self.tokenizer(text, **options)
+    def __call__(self, text, images=None, **options):
+        if images is None:
+            return self.tokenizer(text, **options)
+        read = self.read(images=images, return_tensors="pt")
+        (text,) = text
+        for grid in read.image_grid_thw:
+            text = text.replace("<|image_pad|>", "<one>" * (int(grid.prod()) // 4), 1)
+        tokens = self.tokenizer([text.replace("<one>", "<|image_pad|>")], **options)
+        types = (tokens.input_ids == self.tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+        return BatchFeature({**tokens, **read, "mm_token_type_ids": types})
 
 
 def open_pipeline(folder):
@@ -52,7 +70,7 @@ def open_pipeline(folder):
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder, subfolder="scheduler"),
         vae=AutoencoderKLQwenImage21.from_pretrained(folder, subfolder="vae"),
         text_encoder=Qwen3VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder"),
-        processor=TextProcessor(Qwen2Tokenizer.from_pretrained(folder, subfolder="processor")),
+        processor=Processor(Qwen2Tokenizer.from_pretrained(folder, subfolder="processor")),
         transformer=QwenImage21Transformer2DModel.from_pretrained(folder, subfolder="transformer"),
         sample_sigmas=json.loads((folder / "model_index.json").read_text()).get("sample_sigmas"),
     )
@@ -85,11 +103,32 @@ def request_of(number, **fields):
     return make_request(number, **settings | fields)
 
 
+def shown_to(number, num_images):
+    generator = np.random.default_rng(number)
+    sizes = [SHOWN[(number + k) % 3] for k in range(num_images)]
+    return [PIL.Image.fromarray(generator.integers(0, 256, (*size[::-1], 3), np.uint8)) for size in sizes]
+
+
+def with_references(spec, number, num_images, **fields):
+    """Return a request with reference images, and its frame of data."""
+    files = []
+    for image in shown_to(number, num_images):
+        file = io.BytesIO()
+        image.save(file, format="png")
+        files.append(file.getvalue())
+    images = RequestImages(ImageFiles(references=tuple(files)))
+    request = request_of(number, reference_images=check_references(images.facts.references, spec), **fields)
+    return request, memoryview(images.pixels(64, 64, spec)) if files else None
+
+
 def pipeline_image(model, request):
     """The pipeline's image on white, [height, width, 3]; its own has opacity, too."""
     spec, _, pipe = model
-    scale = request.payload.guidance_scale
-    rgba = generate_with_pipeline(pipe, request, spec.path, true_cfg_scale=scale, guidance_scale=None) / 255
+    options = {"true_cfg_scale": request.payload.guidance_scale, "guidance_scale": None}
+    if request.payload.reference_images:
+        images = shown_to(int(request.request_id[1:]), len(request.payload.reference_images))
+        options |= {"image": images, "output_resolution": 64}
+    rgba = generate_with_pipeline(pipe, request, spec.path, **options) / 255
     assert rgba[..., 3].min() < 0.9, "opacity would not matter"
     return (255 * (rgba[..., :3] * rgba[..., 3:] + 1 - rgba[..., 3:])).round().astype(np.uint8)
 
@@ -111,6 +150,40 @@ def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(mo
         assert difference(image, pipeline_image(model, request)) <= PARITY_TOLERANCE, request
         assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1, request
         assert image.std() > 10, "the image is flat"
+
+
+@pytest.fixture
+def _small_references(monkeypatch):
+    """Images are shown in 64² instead of 1024² pixels."""
+    monkeypatch.setattr(reference_size, "_VISION_AREA_PX", 64**2)
+
+
+@pytest.mark.usefixtures("_small_references")
+def test_references_give_the_images_of_the_pipeline_beside_images_without_any(model):
+    spec, executor, _ = model
+    numbers = [1, 0, 2, 3, 1, 2]  # images of each request
+    made = [with_references(spec, number, num_images) for number, num_images in enumerate(numbers)]
+    requests, frames = [request for request, _ in made], {each.request_id: frame for each, frame in made if frame}
+    together = generate(executor, requests, [0, 2, 1, 1, 0, 2], frames)
+    for number, request in enumerate(requests):
+        image = together[request.request_id, 0]
+        assert difference(image, pipeline_image(model, request)) <= PARITY_TOLERANCE, request
+        assert difference(image, generate(executor, [request], frames=frames)[request.request_id, 0]) <= 1, request
+        without = generate(executor, [request_of(number)])[request.request_id, 0]
+        assert (difference(image, without) > 5) == bool(numbers[number])
+
+
+@pytest.mark.usefixtures("_small_references")
+def test_references_work_where_blocks_are_compiled(folder):
+    """Calls with references fit no code that is compiled before a model serves."""
+    spec, executor = load(folder, compile_blocks=True)
+    torch.compiler.set_stance("eager_on_recompile")
+    try:
+        request, frame = with_references(spec, 1, 2)
+        ours = generate(executor, [request], frames={"r1": frame})["r1", 0]
+    finally:
+        torch.compiler.set_stance("default")
+    assert difference(ours, generate(load(folder)[1], [request], frames={"r1": frame})["r1", 0]) <= 1
 
 
 def test_rows_of_a_call_equal_the_rows_alone(model):

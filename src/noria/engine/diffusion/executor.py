@@ -80,8 +80,17 @@ class _StepBatch(NamedTuple):
 class DiffusionExecutor:
     """The `Executor` of one model on one device; `config` has no "auto" left."""
 
-    def __init__(self, model: DiffusionModel, config: EngineConfig, safety: SafetyCheck | None = None) -> None:
-        """`safety` checks all images; previews and thumbnails are then none, since they would show what is refused."""
+    def __init__(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        safety: SafetyCheck | None = None,
+        call_choice: CallChoice | None = None,
+    ) -> None:
+        """`safety` checks all images; previews and thumbnails are then none, since they would show what is refused.
+
+        `call_choice` is what was measured with `engine.compile_blocks` "auto".
+        """
         assert isinstance(config.slots, int)
         self.model, self.config, self._safety = model, config, safety
         self._requests: dict[str, PreparedImageRequest] = {}
@@ -90,7 +99,7 @@ class DiffusionExecutor:
         self._guided: dict[ItemId, tuple[GuidedImage, ...]] = {}  # running and evicted images, by call
         self._evicted: dict[ItemId, BegunImage] = {}
         self._masked_images, self._enlarged = MaskedImages(model), EnlargedImages(model, self._noise)
-        self._loras, self._refiner = ModelLoras(model, config), refiner_of(model)
+        self._loras, self._refiner = ModelLoras(model, config, call_choice), refiner_of(model)
         self._calls = [GuidedCalls(model, self._loras, config.buckets)]  # by stage
         self._preparer = RequestPreparer(model, config, self._loras)
         if self._refiner is not None:
@@ -101,7 +110,7 @@ class DiffusionExecutor:
         self._previews: list[PreviewPixels] = []
         self._thumbnails: list[PreviewPixels] = []
         self._grad_mode = torch.inference_mode if config.inference_mode else torch.no_grad
-        self.call_choice: CallChoice | None = None  # set by the loader, with `compile_blocks` "auto"
+        self.call_choice = call_choice
         self.call_bytes = 0  # GPU memory that the warm-up's calls needed beside the weights, at most
         self.is_synchronous = model.device.type == "cpu"  # waits after each phase, which the host's clock times
 

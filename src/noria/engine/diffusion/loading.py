@@ -72,9 +72,12 @@ def warm_up(executor: "DiffusionExecutor", spec: DiffusionModelSpec, config: Eng
     """
     assert isinstance(config.slots, int)
     if executor.config.compile_blocks:
-        from noria.engine.diffusion.warmup.block_warmup import warm_up_blocks
+        from noria.engine.diffusion.warmup.block_warmup import has_loras, warm_up_blocks
 
         warm_up_blocks(executor.model, spec, config)
+        choice = executor.call_choice
+        if (choice is None or choice.compile_loras) and has_loras(executor.model, spec, config):
+            warm_up_blocks(executor.model, spec, config, with_loras=True)
     rows = 2 if executor.model.guidance.is_active(2.0, "") else 1
     for bucket in config.buckets or (2,):
         guidance, num_images = 2.0 if bucket > 1 else 0.0, min(max(1, bucket // rows), config.slots)
@@ -202,11 +205,10 @@ class _ModelChanges:
         if weights.streamed:
             check_memory(f"{spec.name}: what streams", sum(weights.streamed.values()), "cpu", self._free_bytes)
         niceness = self._config.mount_niceness if self._device == "cpu" else 0
-        load = functools.partial(self._load_warm, spec, config)
+        load = functools.partial(self._load_warm, spec, config, choice)
         # Compiled code is for the number of threads that it was compiled with, and is compiled again for another.
         is_compiled = config.compile or config.compile_blocks
         executor = run_apart(load if is_compiled else on_one_core(load), niceness)
-        executor.call_choice = choice
         config = executor.config
         cache = cost_cache(spec, config, executor.model.device)
         costs = CostModel(self._scheduler.costs.max_rows)
@@ -228,8 +230,10 @@ class _ModelChanges:
 
         return LoadedModel(add, costs.longest_s)
 
-    def _load_warm(self, spec: DiffusionModelSpec, config: EngineConfig) -> "DiffusionExecutor":
-        executor = _load(spec, config, self._device)
+    def _load_warm(
+        self, spec: DiffusionModelSpec, config: EngineConfig, choice: CallChoice | None
+    ) -> "DiffusionExecutor":
+        executor = _load(spec, config, self._device, choice)
         warm_up(executor, spec, config)
         return executor
 
@@ -335,8 +339,13 @@ def load_executor(
     return executor, executor.config
 
 
-def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "DiffusionExecutor":
-    """Load the model on `device`, "cpu" or "cuda:N"; what is still "auto" in `config` is resolved by measurements."""
+def _load(
+    spec: DiffusionModelSpec, config: EngineConfig, device: str, choice: CallChoice | None = None
+) -> "DiffusionExecutor":
+    """Load the model on `device`, "cpu" or "cuda:N"; what is still "auto" in `config` is resolved by measurements.
+
+    `choice` is that by which its `compile_blocks` is no longer "auto".
+    """
     import torch
 
     from noria.engine.diffusion.executor import DiffusionExecutor
@@ -348,14 +357,12 @@ def _load(spec: DiffusionModelSpec, config: EngineConfig, device: str) -> "Diffu
 
         num_bytes = free_for_blocks(spec, config, free_memory_bytes(device) // count_engines(device, config))
         config = msgspec.structs.replace(config, offload_resident_bytes=num_bytes)
-    hardware, choice = device_name(device), None
+    hardware = device_name(device)
     if config.compile_blocks == "auto":
         load = functools.partial(_load_model, spec, device=device, hardware=hardware)
         config, choice = choose_calls(spec, config, hardware, load)
     safety = _load_safety_check(spec, config, device)
-    executor = DiffusionExecutor(_load_model(spec, config, device, hardware), config, safety)
-    executor.call_choice = choice
-    return executor
+    return DiffusionExecutor(_load_model(spec, config, device, hardware), config, safety, choice)
 
 
 def _load_model(spec: DiffusionModelSpec, config: EngineConfig, device: str, hardware: str) -> "DiffusionModel":

@@ -1,10 +1,16 @@
 """Compiles the blocks that a denoiser repeats, in place: one code for all of them, any number of rows and of tokens.
 
-Adapters by row are hooks, which compiled code would not run; calls with adapters run without it.
+Adapters by row are hooks of layers, which compiled code leaves out. So there are two codes of each block, and that for
+calls with adapters runs the hooks which a linear layer has at the call, behind an operation that the compiler does not
+look into: rows, ranks and kinds of adapters change without a compilation, and layers without hooks cost little.
 """
 
+import abc
 import contextlib
+import functools
+import itertools
 import os
+import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -16,21 +22,97 @@ from noria.errors import ConfigError
 from noria.folders import cache_folder
 from noria.storage.private_files import make_own_folder
 
-MAX_GRAPHS = 64
-"""Codes of one class of blocks in a process: several models have it, and each takes up to 9. Torch stops after 8."""
+MAX_GRAPHS = 128
+"""Codes of one class of blocks in a process: several models have it, and each takes up to 18. Torch stops after 8."""
 
 are_disabled: ContextVar[bool] = ContextVar("are_disabled", default=False)
 """Whether calls run in `without_compiled_blocks`."""
+
+
+class RowHook(abc.ABC):
+    """A forward hook of a linear layer that changes the output in place; it does nothing while torch traces it."""
+
+    @abc.abstractmethod
+    def __call__(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        """Change the output of a call of `module`."""
+
+
+class _Adapters:
+    """Says whether the code of a denoiser's blocks that runs is that with the hooks of linear layers."""
+
+    def __init__(self) -> None:
+        self.are_run = False
+
+
+class _HookedLinear:
+    """The methods of a linear layer in a compiled block."""
+
+    hooked_adapters: _Adapters
+    hooked_number: torch.Tensor  # on the CPU; a tensor, since code would be compiled again for another constant
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = super().forward(inputs)  # type: ignore[misc]
+        if self.hooked_adapters.are_run and torch.compiler.is_compiling():
+            torch.ops.noria.run_hooks(inputs, output, self.hooked_number)
+        return output
+
+
+_numbers = itertools.count()
+_layers: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
+
+
+def _run_hooks(inputs: torch.Tensor, output: torch.Tensor, number: torch.Tensor) -> None:
+    layer = _layers[int(number)]
+    for hook in layer._forward_hooks.values():
+        if isinstance(hook, RowHook):
+            hook(layer, (inputs,), output)
+
+
+torch.library.define("noria::run_hooks", "(Tensor inputs, Tensor(a!) output, Tensor number) -> ()")
+torch.library.impl("noria::run_hooks", "default", _run_hooks)
+torch.library.register_fake("noria::run_hooks", lambda inputs, output, number: None)  # noqa: ARG005
+
+
+@functools.cache
+def _hooked(kind: type[torch.nn.Linear]) -> type[torch.nn.Linear]:
+    return type(f"Hooked{kind.__name__}", (_HookedLinear, kind), {})
 
 
 def compile_blocks(denoiser: Any) -> None:
     """Have the first calls compile the blocks that diffusers names, or else those of the lists of blocks."""
     if denoiser._repeated_blocks:
         denoiser.compile_repeated_blocks(dynamic=True)
-        return
-    lists = [child for child in denoiser.children() if isinstance(child, torch.nn.ModuleList)]
-    for block in (block for blocks in lists for block in blocks):
-        block.compile(dynamic=True)
+    else:
+        lists = [child for child in denoiser.children() if isinstance(child, torch.nn.ModuleList)]
+        for block in (block for blocks in lists for block in blocks):
+            block.compile(dynamic=True)
+    denoiser.hooked_adapters = _Adapters()
+    for module in compiled_modules(denoiser):
+        if isinstance(module, torch.nn.Linear) and not isinstance(module, _HookedLinear):
+            module.__class__ = _hooked(type(module))  # type: ignore[arg-type]  # torch's stub has no hash
+            module.hooked_adapters, number = denoiser.hooked_adapters, next(_numbers)
+            module.hooked_number, _layers[number] = torch.tensor(number), module
+
+
+def compiled_modules(denoiser: torch.nn.Module) -> set[torch.nn.Module]:
+    """Return the modules that are in blocks with compiled code, the blocks, too."""
+    blocks = [each for each in denoiser.modules() if each._compiled_call_impl is not None]
+    return {module for block in blocks for module in block.modules()}
+
+
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Return whether compiled code runs the `RowHook`s of a module, in calls `with_hooks`."""
+    return isinstance(module, _HookedLinear)
+
+
+@contextlib.contextmanager
+def with_hooks(denoiser: Any) -> Iterator[None]:
+    """Run the calls of a denoiser with compiled blocks inside of this context by code that runs the hooks of layers."""
+    denoiser.hooked_adapters.are_run = True
+    try:
+        yield
+    finally:
+        denoiser.hooked_adapters.are_run = False
 
 
 def check_not_compiled(config: EngineConfig, setting: str) -> None:

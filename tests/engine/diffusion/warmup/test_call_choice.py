@@ -12,6 +12,7 @@ import torch
 import tiny_models
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
+from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.engine.diffusion.warmup.call_choice import choose_calls, compare, describe, known_choice
 from noria.engine.diffusion.warmup.call_trials import time_pair, try_calls
 from noria.models.catalog import open_model
@@ -45,8 +46,11 @@ def mark_as_compiled(module, **_):
     module._compiled_call_impl = module._call_impl
 
 
-def choose(spec, config, seconds, device="a device"):
-    """Choose where a call takes these seconds, before and compiled; return what is chosen and the number of loads."""
+def choose(spec, config, seconds, device="a device", with_loras=None):
+    """Choose where a call takes these seconds, before and compiled; return what is chosen and the number of loads.
+
+    `with_loras` are the seconds of a call with LoRAs.
+    """
     loads = []
 
     def load(settings):
@@ -54,12 +58,21 @@ def choose(spec, config, seconds, device="a device"):
         return FAMILIES[spec.family].load(spec, settings, "cpu")
 
     def timed(ways, call, _):
+        counted = num_adapted[0]
         for way in ways:
             with way():
                 call()
-        return seconds
+        return seconds if num_adapted[0] == counted else with_loras
 
-    resolved, choice = choose_calls(spec, config, device, load, functools.partial(try_calls, time_pair=timed))
+    num_adapted, applied = [0], LoraRows.applied
+
+    def counting(self, rows):
+        num_adapted[0] += 1
+        return applied(self, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoraRows, "applied", counting)
+        resolved, choice = choose_calls(spec, config, device, load, functools.partial(try_calls, time_pair=timed))
     return resolved, choice, len(loads)
 
 
@@ -107,6 +120,27 @@ def test_the_measurement_decides_and_is_kept(spec, config, monkeypatch, seconds,
     assert known_choice(spec, config, "a device") == choice
     for others in ((spec, config, "another"), (msgspec.structs.replace(spec, fingerprint="b"), config, "a device")):
         assert known_choice(*others) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "with_loras", "compiled"),
+    [
+        ((2.0, 1.0), (2.0, 1.0), (True, True)),
+        ((2.0, 1.0), (1.0, 2.0), (True, False)),
+        ((1.0, 2.0), None, (False, False)),
+    ],
+)
+def test_calls_with_loras_are_compiled_only_where_that_is_faster(
+    spec, config, tmp_path, monkeypatch, seconds, with_loras, compiled
+):
+    monkeypatch.setattr(torch.nn.Module, "compile", mark_as_compiled)
+    (tmp_path / "loras").mkdir()
+    served = msgspec.structs.replace(config, loras=(str(tmp_path / "loras"),))
+    _, choice, _ = choose(spec, served, seconds, with_loras=with_loras)
+    assert (choice.compile_blocks, choice.compile_loras) == compiled
+    assert choice.speedup == (2.0 if compiled[0] else 1.0)  # that of calls without LoRAs
+    assert ("compiled blocks with LoRAs" in describe(choice)) == compiled[0]
+    assert known_choice(spec, config, "a device") is None
 
 
 def test_a_choice_is_not_that_of_other_attention_packages(spec, config, monkeypatch):

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from noria.engine.diffusion.loras.lora_cache import AdaptersKey, padded_rank
+from noria.models.diffusion.block_compilation import RowHook, is_hooked
 from noria.models.diffusion.loras.lora_layer import LoraLayer
 from noria.models.diffusion.weight_streaming import stored_value
 
@@ -59,7 +60,7 @@ class _Stack(NamedTuple):
     tensors: Sequence[torch.Tensor]
 
 
-class LayerHook:
+class LayerHook(RowHook):
     """Changes the inputs and outputs of one layer, for the rows with adapters."""
 
     def __init__(self, call: Call, module: torch.nn.Module, sets: Mapping[AdaptersKey, Sequence[LoraLayer]]) -> None:
@@ -72,6 +73,10 @@ class LayerHook:
         ]
         self._inputs: torch.Tensor | None = None  # those of the call that runs, if `before` has changed them
 
+    def runs_in_compiled(self, module: torch.nn.Module) -> bool:
+        """Return whether compiled code that has `module` runs all of what this does."""
+        return is_hooked(module) and not self._before
+
     def register(self, module: torch.nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
         """Add the hooks to `module`."""
         handles = [module.register_forward_hook(self)]
@@ -80,6 +85,8 @@ class LayerHook:
     def before(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Return the inputs, scaled in the rows whose adapters do so; None: no row's do."""
         self._inputs = None
+        if torch.compiler.is_compiling():
+            return None
         if not (self._call.is_active and any(self._call.rows_of(stack.keys) for stack in self._before)):
             return None
         self._inputs, changed = args[0], args[0].clone()
@@ -88,6 +95,8 @@ class LayerHook:
 
     def __call__(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         """Add to the output, in place."""
+        if torch.compiler.is_compiling():
+            return
         inputs, self._inputs = args[0] if self._inputs is None else self._inputs, None
         if self._call.is_active:
             self._apply(self._after, module, inputs, output)

@@ -21,6 +21,7 @@ import torch
 
 from noria.engine.diffusion.loras.layer_hook import LayerHook, Rows
 from noria.engine.diffusion.loras.lora_cache import Adapters, AdaptersKey
+from noria.models.diffusion.block_compilation import compiled_modules
 
 _MAX_RUNS = 2  # runs of rows in a guided batch, whose rows with and without a prompt are apart
 
@@ -34,6 +35,8 @@ class LoraRows:
         self._held: weakref.WeakValueDictionary[AdaptersKey, Adapters] = weakref.WeakValueDictionary()
         self._stacked: tuple[AdaptersKey, ...] = ()  # the sets of which the hooks are
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._compiled = compiled_modules(part)
+        self._uncompiled: set[AdaptersKey] = set()  # the sets of which compiled blocks would leave out something
         self._rows: list[AdaptersKey] = []  # the adapters of each row of the call
         self._rows_of: dict[tuple[AdaptersKey, ...], list[Rows]] = {}
         self._is_active = False
@@ -53,6 +56,7 @@ class LoraRows:
         for hook in self._hooks:
             hook.remove()
         self._stacked, self._hooks, self._rows, self._rows_of = (), [], [], {}
+        self._uncompiled.clear()
 
     def _set_rows(self, rows: Sequence[Adapters]) -> None:
         keys = [adapters.of_part(self._name) for adapters in rows]
@@ -80,12 +84,19 @@ class LoraRows:
             }
             hook = LayerHook(self, module, {key: layers for key, layers in of_layer.items() if layers})
             self._hooks += hook.register(module)
+            if module in self._compiled and not hook.runs_in_compiled(module):
+                self._uncompiled |= {key for key, layers in of_layer.items() if layers}
         self._stacked = tuple(sets)
 
     @property
     def is_active(self) -> bool:
         """Whether a call with adapters inside of `applied` runs; all others of the part are the bare model's."""
         return self._is_active
+
+    @property
+    def run_in_compiled(self) -> bool:
+        """Whether compiled blocks add all that the adapters of this call add to them."""
+        return self._uncompiled.isdisjoint(self._rows)
 
     @property
     def num_rows(self) -> int:

@@ -12,7 +12,7 @@ from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, ModelError
 from noria.folders import file_version
-from noria.models.diffusion.block_compilation import check_not_compiled, without_compiled_blocks
+from noria.models.diffusion.block_compilation import check_not_compiled, with_hooks, without_compiled_blocks
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.loras.lora_file import read_lora
@@ -22,6 +22,7 @@ from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
 from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
+from noria.protocol.model_spec import CallChoice
 
 _MAX_REJECTED = 256  # files that are remembered
 
@@ -39,13 +40,14 @@ Prompt = PromptText | MultimodalPrompt | AdaptedPrompt
 class ModelLoras:
     """Loads adapters on any thread, applies them on the loop's; `config` has no "auto" left."""
 
-    def __init__(self, model: DiffusionModel, config: EngineConfig) -> None:
+    def __init__(self, model: DiffusionModel, config: EngineConfig, choice: CallChoice | None = None) -> None:
         """Raises ConfigError if there are folders of adapters, but the model is compiled: its layers cannot change."""
         self._folders = LoraFolders.of(config)
         if self._folders:
             check_not_compiled(config, "loras")
         self._model, self._max_bytes = model, config.lora_cache_bytes
         self._has_compiled_blocks = config.compile_blocks
+        self._are_compiled = choice is None or choice.compile_loras
         self.cache = LoraCache(
             {name: next(part.parameters()).device for name, part in model.lora_parts.items()}, config.lora_cache_bytes
         )
@@ -113,7 +115,8 @@ class ModelLoras:
             if rows.is_active:
                 stack.enter_context(without_graphs())
                 if self._has_compiled_blocks:
-                    stack.enter_context(without_compiled_blocks(self._model.lora_parts[self._denoiser]))
+                    call = with_hooks if self._are_compiled and rows.run_in_compiled else without_compiled_blocks
+                    stack.enter_context(call(self._model.lora_parts[self._denoiser]))
             yield
 
     def prompt_key(self, prompt: PromptText | MultimodalPrompt, adapters: Adapters) -> Prompt:

@@ -125,11 +125,14 @@ def _check_quantize(config: EngineConfig, model: str, *, on_cpu: bool) -> None:
     # The bundled ones are there by default, and only for the bundled model.
     loras = [each for each in config.loras if each != BUNDLED_ENTRY and split_entry(each)[0] in (None, model)]
     ip_adapters = [each for each in config.ip_adapters if split_entry(each)[0] in (None, model)]
-    for setting, entries, what in (("loras", loras, "a LoRA"), ("ip_adapters", ip_adapters, "an IP-Adapter")):
+    for setting, entries, why in (
+        ("loras", loras, "of calls with LoRAs, some are not compiled"),
+        ("ip_adapters", ip_adapters, "calls with an IP-Adapter are not compiled"),
+    ):
         if config.quantize in ("fp8", "int8") and entries and not on_cpu:
             raise ConfigError(
-                f"{name} does not work with engine.{setting} {entries[0]!r} on a GPU: calls with {what} are not "
-                f"compiled, and slow the whole batch, in int8 twenty times. Use 'nf4' or 'none', or leave "
+                f"{name} does not work with engine.{setting} {entries[0]!r} on a GPU: {why}, and slow the whole "
+                f"batch, in int8 twenty times. Use 'nf4' or 'none', or leave "
                 f"engine.{setting} out."
             )
     if config.quantize == "fp8" and config.dtype not in ("auto", "bfloat16"):

@@ -14,9 +14,11 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.preparation import refiner_of
 from noria.engine.diffusion.sizing.memory_estimate import input_channels
-from noria.models.diffusion.block_compilation import MAX_GRAPHS
+from noria.models.diffusion.block_compilation import MAX_GRAPHS, with_hooks
 from noria.models.diffusion.conditioning import Conditioning, collate
 from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, LatentRows
+from noria.models.diffusion.unet_models.graphed_calls import without_graphs
+from noria.models.lora_folders import LoraFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 
@@ -26,10 +28,18 @@ TEXTS = ("a", "a text of several words", "another text with some more words than
 Size = tuple[int, int]
 
 
-def warm_up_blocks(model: DiffusionModel, spec: DiffusionModelSpec, config: EngineConfig) -> None:
+def has_loras(model: DiffusionModel, spec: DiffusionModelSpec, config: EngineConfig) -> bool:
+    """Return whether requests for the model can name LoRAs."""
+    return bool(model.lora_parts) and LoraFolders.of(config).are_for(spec.name)
+
+
+def warm_up_blocks(
+    model: DiffusionModel, spec: DiffusionModelSpec, config: EngineConfig, *, with_loras: bool = False
+) -> None:
     """Compile the blocks for calls of up to four rows; from then on nothing more is, for any model of the process.
 
-    Later calls that fit no compiled code are computed without it. `config` has no "auto" left.
+    The code is that for calls without LoRAs or that for calls with some. Later calls that fit no compiled code are
+    computed without it. `config` has no "auto" left.
     """
     assert isinstance(config.slots, int)
     began, before = time.monotonic(), _num_graphs()
@@ -39,18 +49,25 @@ def warm_up_blocks(model: DiffusionModel, spec: DiffusionModelSpec, config: Engi
             torch._dynamo.config.patch(recompile_limit=MAX_GRAPHS),
             torch.inference_mode() if config.inference_mode else torch.no_grad(),
         ):
-            for denoiser in (model, refiner_of(model)):
-                if denoiser is not None:
-                    _warm_up(denoiser, model, spec, config.slots)
+            if with_loras:
+                with with_hooks(model.network), without_graphs():
+                    _warm_up(model, model, spec, config.slots)
+            else:
+                for denoiser in (model, refiner_of(model)):
+                    if denoiser is not None:
+                        _warm_up(denoiser, model, spec, config.slots)
     finally:
         torch.compiler.set_stance("eager_on_recompile")
     num, seconds = _num_graphs() - before, time.monotonic() - began
     _log.info(
-        "%s: compiled its blocks to %d graphs in %.0f s",
+        "%s: compiled its blocks%s to %d graphs in %.0f s",
         spec.name,
+        " for LoRAs" if with_loras else "",
         num,
         seconds,
-        extra=fields(event="blocks_compiled", model=spec.name, graphs=num, seconds=round(seconds, 1)),
+        extra=fields(
+            event="blocks_compiled", model=spec.name, with_loras=with_loras, graphs=num, seconds=round(seconds, 1)
+        ),
     )
 
 

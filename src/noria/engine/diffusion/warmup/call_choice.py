@@ -18,6 +18,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.folders import cache_folder
+from noria.models.lora_folders import LoraFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import CallChoice, CallTrial
@@ -106,11 +107,12 @@ def _measure(
 
 
 def _choice(spec: DiffusionModelSpec, config: EngineConfig, trials: Sequence[CallTrial]) -> CallChoice:
-    chosen = [trial for trial in trials if trial.is_chosen]
+    chosen = [trial for trial in trials if trial.is_chosen and not trial.with_loras]
     attention = "sdpa" if config.attention == "auto" else config.attention
     last = chosen[-1] if chosen else CallTrial(attention, compile_blocks=False)
     speedup = math.prod(trial.speedup for trial in chosen)
-    return CallChoice(spec.name, spec.fingerprint, last.attention, last.compile_blocks, speedup, tuple(trials))
+    loras = any(trial.is_chosen for trial in trials if trial.with_loras)
+    return CallChoice(spec.name, spec.fingerprint, last.attention, last.compile_blocks, speedup, tuple(trials), loras)
 
 
 def apply_choice(config: EngineConfig, choice: CallChoice) -> EngineConfig:
@@ -147,8 +149,15 @@ def describe(choice: CallChoice | None) -> str:
     return "; ".join([chosen, *map(_describe_trial, choice.trials)])
 
 
+def trial_name(trial: CallTrial) -> str:
+    """Return what was tried, as the log names it."""
+    if trial.compile_blocks:
+        return "compiled blocks with LoRAs" if trial.with_loras else "compiled blocks"
+    return f"attention {trial.attention}"
+
+
 def _describe_trial(trial: CallTrial) -> str:
-    name = "compiled blocks" if trial.compile_blocks else f"attention {trial.attention}"
+    name = trial_name(trial)
     if trial.error:
         return f"{name} failed: {trial.error}"
     times = ", ".join(
@@ -160,8 +169,9 @@ def _describe_trial(trial: CallTrial) -> str:
 
 def _file(spec: DiffusionModelSpec, config: EngineConfig, hardware: str) -> pathlib.Path:
     """Return where the choice is kept: by all that the cost of a call depends on, and what could be chosen."""
-    versions = {package: _version(package) for package in _ATTENTION_PACKAGES}
-    key = sorted((cost_key(spec, config, hardware) | versions).items())
+    others = {package: _version(package) for package in _ATTENTION_PACKAGES}
+    others["loras"] = str(LoraFolders.of(config).are_for(spec.name))
+    key = sorted((cost_key(spec, config, hardware) | others).items())
     name = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
     return cache_folder(config.cache_dir, os.environ) / "calls" / f"{name}.json"
 

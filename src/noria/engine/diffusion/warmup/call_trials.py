@@ -1,4 +1,4 @@
-"""Times the ways to call a denoiser: other kernels for its attention, then compiled blocks.
+"""Times the ways to call a denoiser: other kernels for its attention, then compiled blocks, then these with LoRAs.
 
 Each is timed beside the fastest one before it, in turns, so that what slows the machine meanwhile slows both.
 """
@@ -17,13 +17,17 @@ import msgspec
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.warmup.block_warmup import TEXTS, make_call, warm_up_blocks
-from noria.engine.diffusion.warmup.call_choice import compare
+from noria.engine.diffusion.loras.lora_cache import Adapter, Adapters
+from noria.engine.diffusion.loras.lora_rows import LoraRows
+from noria.engine.diffusion.warmup.block_warmup import TEXTS, has_loras, make_call, warm_up_blocks
+from noria.engine.diffusion.warmup.call_choice import compare, trial_name
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.models import cuda_graph
-from noria.models.diffusion.block_compilation import compile_blocks, without_compiled_blocks
+from noria.models.diffusion.block_compilation import compile_blocks, is_hooked, with_hooks, without_compiled_blocks
 from noria.models.diffusion.diffusion_model import DiffusionModel
+from noria.models.diffusion.loras.lora_layer import LoraLayer, LoraWeights
 from noria.models.diffusion.transformer_models.transformer_model import set_attention
+from noria.models.diffusion.unet_models.graphed_calls import without_graphs
 from noria.models.families import FAMILIES
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -35,6 +39,7 @@ _ATTENTION = ("_native_cudnn", "flash_varlen", "_flash_varlen_3")
 """Kernels that compute the same as torch's own, and take masks of padding. Sage's round to 8 bits."""
 
 _NUM_ROWS = (1, 2, 4)
+_LORA_RANK = 16
 _NUM_WARM_UPS = 3  # calls before those that count: the third one of a shape is the first from a CUDA graph
 _NUM_PAIRS, _MIN_PAIRS = 9, 3
 _BUDGET_S = 10.0  # seconds after which a number of rows has no further pair
@@ -85,8 +90,10 @@ def try_calls(
         trials = _Trials(model, spec, config, time_pair)
         if trials.calls:
             for attention in trials.other_attention:
-                trials.add(attention, compile_blocks=False)
-            trials.add(trials.best.attention, compile_blocks=True)
+                trials.add(CallTrial(attention, compile_blocks=False))
+            trials.add(CallTrial(trials.best.attention, compile_blocks=True))
+            if trials.best.compile_blocks and has_loras(model, spec, config):
+                trials.add(CallTrial(trials.best.attention, compile_blocks=True, with_loras=True))
         return trials.done
 
 
@@ -109,9 +116,8 @@ class _Trials:
         self.best = CallTrial("sdpa" if config.attention == "auto" else config.attention, compile_blocks=False)
         self.done: list[CallTrial] = []
 
-    def add(self, attention: str, *, compile_blocks: bool) -> None:
+    def add(self, trial: CallTrial) -> None:
         """Time this way beside the best one so far; a failure is logged and leaves that one."""
-        trial = CallTrial(attention, compile_blocks)
         try:
             trial = self._time(trial)
         except Exception as error:  # compilers and kernels raise what they like
@@ -119,28 +125,38 @@ class _Trials:
             _log.warning(
                 "%s: %s cannot be used here: %s",
                 self._spec.name,
-                "compiled blocks" if compile_blocks else f"attention {attention}",
+                trial_name(trial),
                 trial.error,
-                extra=fields(event="calls_failed", model=self._spec.name, compile_blocks=compile_blocks),
+                extra=fields(event="calls_failed", model=self._spec.name, compile_blocks=trial.compile_blocks),
             )
         self.done.append(trial)
-        if trial.is_chosen:
+        if trial.is_chosen and not trial.with_loras:
             self.best = trial
 
     def _time(self, trial: CallTrial) -> CallTrial:
         if trial.compile_blocks:
             with self._way(trial):
-                compile_blocks(self._model.network)
-                warm_up_blocks(self._model, self._spec, self._config)
-        ways = functools.partial(self._way, self.best), functools.partial(self._way, trial)
-        pairs = {rows: self._time_pair(ways, call, self._model.device) for rows, call in self.calls.items()}
+                if not trial.with_loras:
+                    compile_blocks(self._model.network)
+                warm_up_blocks(self._model, self._spec, self._config, with_loras=trial.with_loras)
+        before, calls = self.best, self.calls
+        if trial.with_loras:
+            before, calls = msgspec.structs.replace(trial, compile_blocks=False), _with_loras(self._model, calls)
+        ways = functools.partial(self._way, before), functools.partial(self._way, trial)
+        pairs = {rows: self._time_pair(ways, call, self._model.device) for rows, call in calls.items()}
         return compare(trial, pairs)
 
     @contextlib.contextmanager
     def _way(self, trial: CallTrial) -> Iterator[None]:
         if self.other_attention:
             set_attention(self._model.network, trial.attention)
-        with contextlib.nullcontext() if trial.compile_blocks else without_compiled_blocks(self._model.network):
+        with contextlib.ExitStack() as stack:
+            if trial.with_loras:
+                stack.enter_context(without_graphs())
+            if not trial.compile_blocks:
+                stack.enter_context(without_compiled_blocks(self._model.network))
+            elif trial.with_loras:
+                stack.enter_context(with_hooks(self._model.network))
             yield
 
 
@@ -173,3 +189,22 @@ def _calls(model: DiffusionModel, spec: DiffusionModelSpec, config: EngineConfig
             raise
         calls[num_rows] = call
     return calls
+
+
+def _with_loras(model: DiffusionModel, calls: Mapping[int, Callable[[], object]]) -> Mapping[int, Callable[[], object]]:
+    """Return the calls with a LoRA in each row, of all linear layers in the blocks; it adds zeros."""
+    name, part = next(iter(model.lora_parts.items()))
+    zeros = functools.partial(torch.zeros, dtype=model.dtype, device=model.device)
+    layers = {
+        path: LoraLayer(zeros(_LORA_RANK, module.in_features), zeros(module.out_features, _LORA_RANK))
+        for path, module in part.named_modules()
+        if isinstance(module, torch.nn.Linear) and is_hooked(module)
+    }
+    adapters = Adapters((Adapter("zeros", LoraWeights({name: layers}), 1.0),))
+    lora_rows = LoraRows(name, part)
+
+    def call_with_loras(num_rows: int) -> object:
+        with lora_rows.applied([adapters] * num_rows):
+            return calls[num_rows]()
+
+    return {num_rows: functools.partial(call_with_loras, num_rows) for num_rows in calls}

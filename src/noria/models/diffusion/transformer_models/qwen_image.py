@@ -15,7 +15,7 @@ references, D numbers of a token.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -43,8 +43,10 @@ from noria.models.weights import REDOWNLOAD_HINT
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
-_IMAGE_TOKEN = "<|image_pad|>"  # noqa: S105 - the place of a part of an image in a text
-_NOT_IN_TEXTS = (_IMAGE_TOKEN, "<|video_pad|>")
+IMAGE_TOKEN = "<|image_pad|>"  # noqa: S105
+"""The place of a part of an image in a text."""
+
+_NOT_IN_TEXTS = (IMAGE_TOKEN, "<|video_pad|>")
 
 
 class QwenImage(TransformerModel):
@@ -126,41 +128,22 @@ class QwenImageEditPlus(QwenImage):
     num_system_tokens = NUM_EDIT_SYSTEM_TOKENS
 
     def _kept_text_encoder(self, model: Any) -> Any:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        if (got := self._tokenizer.convert_tokens_to_ids(_IMAGE_TOKEN)) != (wanted := model.config.image_token_id):
-            raise ModelError(
-                f"the tokenizer's {_IMAGE_TOKEN} is token {got}, but image_token_id of the text encoder is {wanted}: "
-                f"the parts belong to two models. {REDOWNLOAD_HINT}"
-            )
-        vision = model.config.vision_config
-        self._read_images = Qwen2VLImageProcessorPil(
-            patch_size=vision.patch_size,
-            merge_size=vision.spatial_merge_size,
-            temporal_patch_size=vision.temporal_patch_size,
-        )
+        self._read_images = image_reader(self._tokenizer, model)
         return model
 
     def text_encode(self, prompts: Sequence[str | MultimodalPrompt | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, without padding; those with images are encoded one by one."""
-        texts = [prompt for prompt in dict.fromkeys(prompts) if not isinstance(prompt, MultimodalPrompt)]
-        found: dict[str | MultimodalPrompt | None, Conditioning] = {}
-        if texts:
-            found |= zip(texts, super().text_encode([_without_images(text) for text in texts]), strict=True)
-        found |= {
-            prompt: self._encode(prompt) for prompt in dict.fromkeys(prompts) if isinstance(prompt, MultimodalPrompt)
-        }
-        return [found[prompt] for prompt in prompts]
+        return encode_each(prompts, super().text_encode, self._encode)
 
     def _encode(self, prompt: MultimodalPrompt) -> Conditioning:
         read = self._read_images(images=list(prompt.pixels), return_tensors="pt")
         lengths = (read.image_grid_thw.prod(1) // self._read_images.merge_size**2).tolist()
         pictures = "".join(
-            f"Picture {number}: <|vision_start|>{_IMAGE_TOKEN * length}<|vision_end|>"
+            f"Picture {number}: <|vision_start|>{IMAGE_TOKEN * length}<|vision_end|>"
             for number, length in enumerate(lengths, start=1)
         )
         text = self._tokenizer(
-            _without_images(prompt.text), truncation=True, max_length=MAX_PROMPT_TOKENS, add_special_tokens=False
+            without_images(prompt.text), truncation=True, max_length=MAX_PROMPT_TOKENS, add_special_tokens=False
         )
         before, after = self._tokenizer([self.system_prompt + pictures, END_OF_CHAT]).input_ids
         encoder = self._text_encoder
@@ -182,7 +165,39 @@ class QwenImageEditPlus(QwenImage):
         return reference_tokens(latents, to_tokens)
 
 
-def _without_images(text: str | None) -> str:
+def image_reader(tokenizer: Any, model: Any, **options: Any) -> Any:
+    """Return what makes the inputs of a text encoder of images. Raises ModelError: the tokenizer is another's."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    if (got := tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)) != (wanted := model.config.image_token_id):
+        raise ModelError(
+            f"the tokenizer's {IMAGE_TOKEN} is token {got}, but image_token_id of the text encoder is {wanted}: "
+            f"the parts belong to two models. {REDOWNLOAD_HINT}"
+        )
+    vision = model.config.vision_config
+    return Qwen2VLImageProcessorPil(
+        patch_size=vision.patch_size,
+        merge_size=vision.spatial_merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        **options,
+    )
+
+
+def encode_each(
+    prompts: Sequence[str | MultimodalPrompt | None],
+    encode_texts: Callable[[Sequence[str]], list[Conditioning]],
+    encode: Callable[[MultimodalPrompt], Conditioning],
+) -> list[Conditioning]:
+    """Return the conditioning of each prompt: texts are encoded together, those with images one by one."""
+    texts = [prompt for prompt in dict.fromkeys(prompts) if not isinstance(prompt, MultimodalPrompt)]
+    found: dict[str | MultimodalPrompt | None, Conditioning] = {}
+    if texts:
+        found |= zip(texts, encode_texts([without_images(text) for text in texts]), strict=True)
+    found |= {prompt: encode(prompt) for prompt in dict.fromkeys(prompts) if isinstance(prompt, MultimodalPrompt)}
+    return [found[prompt] for prompt in prompts]
+
+
+def without_images(text: str | None) -> str:
     """Return a text without the tokens of images, of which it has none."""
     text = text or ""
     while any(token in text for token in _NOT_IN_TEXTS):

@@ -27,6 +27,7 @@ _NUM_STEPS = 40  # the pipeline's
 _SIDE_PX, _MULTIPLE_PX = 1024, 32  # the pipeline's, too
 _LATENT_PX = 16
 _NUM_CHANNELS = 64  # diffusers' default
+_MAX_REFERENCES = 3  # as of Qwen-Image-Edit-Plus; the pipeline has no limit
 
 _Sigma = Annotated[float, Meta(gt=0, le=1)]
 
@@ -90,4 +91,6 @@ def inspect(path: pathlib.Path, family: Family) -> DiffusionModelSpec:
         SCHEDULERS_WITH_SIGMAS,
         steps=len(index.sample_sigmas or ()) or _NUM_STEPS,
         guidance=1.0,
+        max_references=_MAX_REFERENCES,
+        reference_size="joint",
     )
