@@ -28,7 +28,7 @@ from noria.protocol.diffusion import Lora
 
 REFINER = "stable-diffusion-xl-refiner"  # which is loaded with a model only
 FAMILY_NAMES = [name for name, family in FAMILIES.items() if family.extra == "diffusion" and name != REFINER]
-SIDE_PX = 64  # of all families; the published sizes take a hundred times as long
+SIDE_PX = 64  # a side that all families take; the published sizes take a hundred times as long
 PROMPTS = ["a red circle", "a blue square", ""]
 
 
