@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 import tiny_models
-from databases import database, postgresql, postgresql_server  # noqa: F401 - fixtures
+from databases import database, postgresql, postgresql_database, postgresql_server  # noqa: F401 - fixtures
 from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from ray_cluster import ray_world  # noqa: F401 - a fixture
 from waiting import wait_until

@@ -22,6 +22,10 @@ def postgresql_server():
             create_postgresql_user()
             folder = tempfile.mkdtemp(prefix="noria-pg")  # a short path: the server's socket is in it
             server = pgserver.get_server(folder)
+        # No test cuts the power. Without the writes that wait for the disk, a database is dropped ten times as fast.
+        for setting in ("fsync", "full_page_writes"):
+            server.psql(f"ALTER SYSTEM SET {setting} = off")
+        server.psql("SELECT pg_reload_conf()")
         yield server
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
@@ -71,14 +75,28 @@ def create_postgresql_user():
             ensure_user_exists("pgserver")
 
 
+@pytest.fixture(scope="session")
+def postgresql_database(postgresql):
+    """The URL of a database that tests use one after another: to empty it costs a tenth of a new one."""
+    with empty_database(postgresql) as url:
+        yield url
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request, tmp_path):
     """The URL of an empty database; each test with this fixture runs on SQLite and on PostgreSQL."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/jobs.sqlite"
         return
-    with empty_database(request.getfixturevalue("postgresql")) as url:
-        yield url
+    url = request.getfixturevalue("postgresql_database")
+    yield url
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        # Connections that a test has left would keep its tables.
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        connection.execute(sa.text(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}"))
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from noria.config import EngineConfig
 from noria.folders import cache_folder
 from noria.models.catalog import open_model_of
 from noria.models.encoder.onnx_export import export
+from noria.models.encoder.token_rows import image_part
 from noria.protocol.text import EncoderModelSpec
 
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
@@ -108,7 +109,8 @@ def open_encoder(folder: pathlib.Path | str) -> EncoderModelSpec:
 def open_exported(model: str, cache: str = "") -> EncoderModelSpec:
     """Open a model and export it in this process: one of its own, as the product starts, would import torch again."""
     spec = open_encoder(model)
-    export(spec, cache_folder(cache, os.environ))
+    for tower in (spec,) if spec.image_input is None else (spec, image_part(spec)):
+        export(tower, cache_folder(cache, os.environ))
     return spec
 
 

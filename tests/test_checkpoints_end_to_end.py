@@ -26,6 +26,8 @@ def models(tmp_path_factory):
 @pytest.mark.slow  # a server of its own
 def test_one_engine_serves_all_checkpoints_of_a_folder_one_after_the_other(models, tmp_path):
     flags = ["--checkpoints", str(models), "--devices", "cpu", "--slots", "2", "--cache-dir", str(tmp_path / "cache")]
+    flags += ["--mount-niceness", "5"]  # at 19 a load waits until no other test wants a core
+    flags += ["--buckets", "4"]  # so an image is the same in every bit with others in its calls and without
     with (
         running_server(flags) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=TIMEOUT_S, trust_env=False) as http,

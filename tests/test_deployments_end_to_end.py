@@ -80,6 +80,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @contextlib.contextmanager
 def serving(data: pathlib.Path, encoder: pathlib.Path) -> Iterator[RunningServer]:
     arguments = ["bundled", "--additional-models", str(encoder), "--data-dir", str(data), "--processes", "2"]
+    arguments += ["--mount-niceness", "5"]  # at 19, where clients take both cores, an export takes minutes
     with running_server([*arguments, "--slots", "2", "--threads", "1", "--restart-wait-s", "280"]) as running:
         with httpx.Client(base_url=f"http://127.0.0.1:{running.port}") as web:
             wait_until(lambda: all(each["state"] == "ready" for each in web.get("/readyz").json()["engines"]))
@@ -171,7 +172,6 @@ def test_versions_change_under_load_without_a_failed_request(
         assert "x-noria-deployment" not in before.headers
         registry("models", "add", "shapes", str(with_other_weights(BUNDLED, tmp_path / "second", _UNET)))
         registry("models", "add", "small", str(with_other_weights(encoder, tmp_path / "small2", "model.safetensors")))
-        # Versions are loaded at the lowest CPU priority: where users take both cores, an export takes minutes.
         with Clients(server, ask_image, 8, pause_s=1) as images, Clients(server, ask_text, 64, pause_s=1) as texts:
             images.wait_for(configured)
             registry("deploy", image_name, "shapes@1", "--canary", "50%", *_WAIT)

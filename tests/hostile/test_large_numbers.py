@@ -70,6 +70,8 @@ def test_large_numbers_in_any_fields_are_no_error_of_the_server(client):
         schema = resolve(document, content["schema"])
         example = schema.get("example", schema.get("examples", [{}])[0])
         paths = list(dict.fromkeys(numeric_paths(document, schema)))
+        if not paths:
+            continue
         url = path.replace("{model}", FAKE_ENCODER.name).replace("{name}", FAKE_ENCODER.name)
         for number in LARGE:
             bodies = [put(example, each, "NUMBER") for each in paths]

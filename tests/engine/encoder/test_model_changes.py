@@ -143,7 +143,7 @@ def newer_folder(small_folder, tmp_path):
 def test_a_real_encoder_is_loaded_with_as_many_sessions_as_the_others(small, newer_folder):
     newer = open_exported(str(newer_folder))
     assert (newer.name, newer.fingerprint != small.fingerprint) == (small.name, True)
-    runtime = load_runtime([small], EngineConfig(encoder_sessions=3, threads=1), "cpu")
+    runtime = load_runtime([small], EngineConfig(encoder_sessions=3, threads=1, mount_niceness=5), "cpu")
     try:
         runtime.load_beside(newer).add()
         results = []

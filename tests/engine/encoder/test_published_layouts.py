@@ -108,7 +108,9 @@ DECODERS = [qwen3_embedding, qwen2_embedding, mistral_embedding]
 KINDS = [labse, distiluse, stella, embedding_gemma, normalized_between, model2vec, *DECODERS]
 
 
-GRAPH_KINDS = [pytest.param(each, marks=[pytest.mark.slow] * (each is embedding_gemma)) for each in KINDS]
+# Torch traces a decoder for 5 s; the two that stay have norms of queries, and a window.
+SLOW = (embedding_gemma, qwen2_embedding)
+GRAPH_KINDS = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS]
 
 
 @pytest.fixture(scope="module")

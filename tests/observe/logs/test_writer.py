@@ -101,7 +101,7 @@ def test_request_lines_of_an_event_loop_are_written_together_others_at_once(pipe
             put(writer, range(6, 8))
             other = threading.Thread(target=put, args=(writer, range(8, 9)))
             other.start()
-            other.join()  # the loop has had no turn
+            other.join()  # and the loop has no turn
             assert numbers() == [8]
             assert await later() == [6, 7]
             put(writer, range(9, 10))

@@ -26,7 +26,7 @@ from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 
-# Relative to the largest value, in float32: kernels round differently at other batch sizes, in 8 steps one on another.
+# Relative to the largest value, in float32: kernels round differently at other batch sizes, in 4 steps one on another.
 TOLERANCE = 1e-5
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 
@@ -71,7 +71,7 @@ def make_request(spec, number, *loras, **fields):
             "seed": 1000 + number,
             "width": 32,
             "height": 32,
-            "inference_steps": 8,
+            "inference_steps": 4,
             "scheduler": (["ddim", "euler", "dpm++2m"] if "ddim" in spec.schedulers else spec.schedulers)[number % 3],
             "guidance_scale": [1.0, 4.0][number % 2],
             "loras": loras,

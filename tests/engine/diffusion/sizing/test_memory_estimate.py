@@ -163,7 +163,7 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
 
 def open_small_flux(folder: pathlib.Path, side_px: int) -> DiffusionModelSpec:
     """A model whose images have few tiles, each of which is estimated."""
-    spec = open_model(str(tiny_models.save_flux(folder)))
+    spec = open_model(str(tiny_models.save_flux(folder, vae={"sample_size": 128})))
     return msgspec.structs.replace(spec, default_width_px=side_px, default_height_px=side_px)
 
 
@@ -174,7 +174,7 @@ def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     now = estimate_memory(spec, config)
     changes = find_changes(spec, config, "cuda:0")
     names = [change.names for change in changes]
-    tiled = ("--vae-tiling",)  # 256 px are more than the 8 × 4 that the tiny VAE decodes as one
+    tiled = ("--vae-tiling",)  # 256 px are more than the 128 that its VAE decodes as one
     apart, int8, nf4 = ("--text-encoder-device cpu",), ("--quantize int8 --compile-blocks",), ("--quantize nf4",)
     assert names == [("--dtype bfloat16",), tiled, apart, int8, nf4, ("--dtype bfloat16", *tiled, *apart, *nf4)]
     assert all(change.estimate.needed(1) < now.needed(1) for change in changes)
