@@ -7,7 +7,8 @@ import pytest
 
 from noria.config import Config
 from noria.errors import ConfigError
-from noria.folders import data_folder
+from noria.folders import data_folder, file_version
+from waiting import wait_until
 
 
 def test_the_data_folder_is_the_setting_or_follows_xdg(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +31,10 @@ def test_without_a_home_folder_the_error_names_the_setting(monkeypatch: pytest.M
 
 def test_tests_do_not_use_the_home_folder_of_the_user(data_home: pathlib.Path) -> None:
     assert data_folder(Config(), os.environ) == data_home / "noria"
+
+
+def test_a_file_with_another_mode_is_another_version(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.touch()
+    before = file_version(str(file))
+    wait_until(lambda: file.chmod(0o640) or file_version(str(file)) != before)

@@ -40,7 +40,7 @@ def test_the_server_is_not_ready_before_an_engine_is(folder):
         rejection = client.post("/v1/images/edits", data={"prompt": "p"}, files=images)
         assert (rejection.status_code, rejection.json()["error"]["code"]) == (503, "engine_unavailable")
         assert client.get("/v1/models").status_code == 503
-        assert client.post("/v1/images/metadata", content=b"x").status_code in (422, 503)
+        assert client.post("/v1/images/metadata", content=b"x").status_code == 503
         for path in ("/", "/docs", "/openapi.json", "/metrics"):
             assert client.get(path).status_code == 200
 

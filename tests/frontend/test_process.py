@@ -1,4 +1,4 @@
-"""The front end as a process: start, drain, and end."""
+"""The front end as a process: start, drain, and end with its parent."""
 
 import asyncio
 import functools
@@ -183,3 +183,20 @@ def test_front_end_never_imports_torch():
         "print([name for name in ('torch', 'diffusers', 'transformers', 'numpy') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_ends_with_its_parent(start):
+    script = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], close_fds=False)"
+    parent, client, _ = start((sys.executable, "-c", script))
+    with client:
+        assert client.get("/healthz").status_code == 200
+        (child,) = pathlib.Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        parent.kill()
+        wait_until(lambda: not _is_alive(child))
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

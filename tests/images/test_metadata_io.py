@@ -253,6 +253,8 @@ HOSTILE = {
     "json of another type": (png((b"tEXt", b'noria\0{"prompt": ["p"]}')), "not what Noria writes"),
     "deep json": (png((b"tEXt", b"noria\0" + b"[" * 500_000)), "not what Noria writes"),
     "a text that unpacks to 10 MB": (png((b"zTXt", BOMB)), "is damaged"),
+    "an international one": (png((b"iTXt", b"noria\0\1\0\0\0" + BOMB.partition(b"\0\0")[2])), "is damaged"),
+    "settings without end": (png((b"tEXt", b"parameters\0" + b"a:," * 2**20)), "has too much metadata"),
     "a huge chunk": (png((b"iTXt", b"noria\0\0\0\0\0" + b"x" * 2_000_000)), "is damaged|has too much metadata"),
     "a size that needs 16 GB": (
         png((b"IHDR", struct.pack(">IIBBBBB", 65_000, 65_000, 8, 6, 0, 0, 0))), "has no generation metadata"

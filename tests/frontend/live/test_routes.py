@@ -443,6 +443,16 @@ def test_one_client_cannot_use_all_streams(start_server):
             assert stream.next()[0] == "engines"
 
 
+def test_with_api_keys_each_key_is_a_client_from_any_address(start_server, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text("".join(f'[[key]]\nname = "{name}"\nsha256 = "{key_digest(name.encode())}"\n' for name in "ab"))
+    url, _, _ = start_server(api_keys_file=str(keys))
+    with contextlib.ExitStack() as stack:
+        use_all_streams(stack, url, headers={"X-Api-Key": "a"})
+        error, _ = rejected_subscription(url, address="127.0.0.2", headers={"X-Api-Key": "a"})
+        assert "the key 'a' has" in error["message"]
+
+
 @pytest.mark.parametrize("leaves", ["by a close", "by a reset", "with another request waiting", "without a word"])
 def test_disconnected_client_frees_its_stream(start_server, monkeypatch, leaves):
     monkeypatch.setattr(live, "KEEP_ALIVE_INTERVAL_S", 0.2)

@@ -97,16 +97,8 @@ def test_other_weights_of_the_same_name_are_reported(client):
     assert "'0123456789ab'" in rejected["reason"]
 
 
-MALICIOUS_FILES = {  # others are in tests/images/test_metadata_io.py
-    "no image": b"MZ" + b"\0" * 100,
-    "a text that decompresses to 10 MB": png((b"zTXt", b"noria\0\0" + zlib.compress(b" " * 10_000_000))),
-    "settings without end": png((b"tEXt", b"parameters\0" + b"a:," * 2**20)),
-}
-
-
-@pytest.mark.parametrize("case", MALICIOUS_FILES)
-def test_malicious_files_are_rejected_with_the_usual_error_body(client, case):
-    response = client.post(PATH, content=MALICIOUS_FILES[case])
+def test_malicious_files_are_rejected_with_the_usual_error_body(client):  # tests/images has others
+    response = client.post(PATH, content=b"MZ" + b"\0" * 100)
     assert response.status_code == 422
     error = response.json()["error"]
     assert error["code"] == "unreadable_image"
