@@ -32,10 +32,19 @@ def embedded_pixels(source: ImageFile, image_input: ImageInput) -> bytes:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))  # noqa: PLW2901
         resized = image.convert("RGB").resize((width_px, height_px), Image.Resampling(image_input.resample))
     if patches is not None:
-        shape = struct.pack("<2H", height_px // patches.side_px, width_px // patches.side_px)
-        return resized.tobytes().ljust(patches.num_bytes - len(shape), b"\0") + shape
+        return _cut(resized, patches)
     left_px, top_px = (width_px - side_px) // 2, (height_px - side_px) // 2
     return resized.crop((left_px, top_px, left_px + side_px, top_px + side_px)).tobytes()
+
+
+def _cut(image: Image.Image, patches: Patches) -> bytes:
+    """Return the patches of an image, row by row, black ones behind them, and its rows and columns."""
+    side_px, num_bytes = patches.side_px, patches.side_px**2 * 3
+    lefts, tops = (range(0, px, side_px) for px in image.size)
+    columns = [image.crop((left, 0, left + side_px, image.height)).tobytes() for left in lefts]  # each of whole patches
+    cut = [column[row * num_bytes : (row + 1) * num_bytes] for row in range(len(tops)) for column in columns]
+    shape = struct.pack("<2H", len(tops), len(lefts))
+    return b"".join(cut).ljust(patches.num_bytes - len(shape), b"\0") + shape
 
 
 def _size_of(patches: Patches, size_px: tuple[int, int]) -> tuple[int, int]:

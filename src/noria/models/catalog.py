@@ -90,11 +90,18 @@ def have_same_architecture(first: ModelSpec, second: ModelSpec) -> bool:
 
 
 def _architecture(spec: ModelSpec) -> list[dict[str, object]]:
-    """The configurations of the parts with weights, without the keys that say where they come from."""
+    """The configurations of the parts with weights, without the keys that say where they come from.
+
+    Of LoRAs it is the shapes: PEFT also writes its version and the name of the base model, and layers in any order.
+    """
     family = FAMILIES[spec.family]
     parts = family.parts_in(spec.path)
-    files = [spec.path / name / parts[name].config for name in family.weight_stems_in(spec.path)]
-    return [{key: value for key, value in read_object(file).items() if not key.startswith("_")} for file in files]
+    return [
+        {**read_weights(spec.path, name, stem)}
+        if parts[name].config == "adapter_config.json"
+        else {k: v for k, v in read_object(spec.path / name / parts[name].config).items() if not k.startswith("_")}
+        for name, stem in family.weight_stems_in(spec.path).items()
+    ]
 
 
 def fingerprint_of(folder: pathlib.Path, family: Family) -> str:

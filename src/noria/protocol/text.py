@@ -82,6 +82,10 @@ class TokenHead(Struct, frozen=True):
     false_row: int | None = None  # the logit is the first row's less this one's; None: the first row's
 
 
+MAX_PIXEL_BYTES = 2**26
+"""The bytes that the images of a request may have as the model sees them: 445 of 224 × 224 pixels."""
+
+
 class Patches(Struct, frozen=True):
     """The squares that an image of any shape is cut into, after it was resized to whole ones."""
 
@@ -90,7 +94,7 @@ class Patches(Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of an image: [height, width, 3] uint8 RGB, any others, and its rows and columns of 2 bytes each."""
+        """The bytes of an image: `max_number` times [side, side, 3] uint8 RGB, and its rows and columns, 2 each."""
         return self.max_number * self.side_px**2 * 3 + 4
 
 

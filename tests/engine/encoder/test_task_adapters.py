@@ -1,9 +1,11 @@
 """jina-embeddings-v3: each text has the adapter of a task or none, and equals transformers with peft's adapter."""
 
+import concurrent.futures
 import copy
 import json
 import pathlib
 import shutil
+import threading
 import warnings
 from typing import Any
 
@@ -24,8 +26,11 @@ from noria.frontend.services.texts.text_request import (
     role_of,
     with_prompt,
 )
+from noria.models.catalog import count_parameters, have_same_architecture
+from noria.models.encoder import checkpoint
 from noria.models.encoder.architectures import TASK_FOLDERS
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.onnx_export import _sample_rows
 from noria.models.encoder.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.fake_encoder import make_text_request
@@ -170,6 +175,25 @@ def test_texts_of_several_tasks_share_a_batch(made: Made, backend: Any, tmp_path
         np.testing.assert_allclose(got, expected, atol=1e-5 * max(1.0, np.abs(expected).max()))
 
 
+def test_sessions_in_two_threads_keep_their_adapters_apart(jina: EncoderModelSpec) -> None:
+    config = msgspec.structs.replace(CONFIG, encoder_sessions=2, encoder_backend="torch")
+    sessions = load_sessions(jina, config, "cpu")
+    rows = _sample_rows(jina, sessions[0]._module)  # type: ignore[attr-defined]
+    assert {row.adapter for row in rows if isinstance(row, TokenRow)} == {*range(len(TASKS))}  # the export is checked
+    texts = [[TokenRow(np.arange(3, 9), adapter=adapter)] for adapter in (1, 2)]
+    alone = [session.run(rows)[0] for session, rows in zip(sessions, texts, strict=True)]
+    meeting = threading.Barrier(2)
+
+    def wait(*_: object) -> None:
+        meeting.wait(30)
+
+    for session in set(sessions):
+        session._module.model.register_forward_pre_hook(wait)  # type: ignore[attr-defined]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        got = pool.map(lambda session, rows: session.run(rows)[0], sessions, texts)
+        np.testing.assert_array_equal([*got], alone)
+
+
 def test_a_request_chooses_the_adapter_and_its_prompt(jina: EncoderModelSpec) -> None:
     texts = HuggingFaceTokenizer(jina).encode(["a"])
     asked = {
@@ -178,14 +202,16 @@ def test_a_request_chooses_the_adapter_and_its_prompt(jina: EncoderModelSpec) ->
         "separation": TextRequestSettings(inputs=["a"], task="separation"),
         "text-matching": TextRequestSettings(inputs=["a"], task="text-matching", prompt_name="retrieval.query"),
         None: TextRequestSettings(inputs=["a"]),
+        "classification": TextRequestSettings(inputs=["a"], prompt_name="classification"),
     }
+    assert [*dict(jina.prompts)] == [*TASK_FOLDERS]
     for task, settings in asked.items():
         adapter = make_payload(texts, jina, settings).adapter
         assert TASKS[adapter] == task
         (row,) = prepare(make_text_request("a", [3, 4], model=jina, adapter=adapter), jina).rows
         assert isinstance(row, TokenRow) and row.adapter == adapter
     prompts = [with_prompt(settings, jina)[0] for settings in asked.values()]
-    assert prompts == ["Represent the query: a", "a", "a", "Represent the query: a", "a"]
+    assert prompts == ["Represent the query: a", "a", "a", "Represent the query: a", "a", "a"]
     with pytest.raises(InvalidField, match=r"the adapter is 6; .* has 5"):
         prepare(make_text_request("a", [3, 4], model=jina, adapter=6), jina)
 
@@ -196,7 +222,7 @@ def test_a_task_that_a_model_has_not_is_rejected(jina: EncoderModelSpec) -> None
         adapter_of(settings, msgspec.structs.replace(jina, adapters=(), prompts=()))
     only = msgspec.structs.replace(jina, adapters=jina.adapters[:1])
     assert adapter_of(TextRequestSettings(role="query"), only) == 1
-    with pytest.raises(InvalidField, match=r"task is 'document'; allowed for .* are retrieval.query"):
+    with pytest.raises(InvalidField, match=r"input_type is 'document'; allowed for .* are retrieval.query"):
         adapter_of(TextRequestSettings(role="document"), only)
     with pytest.raises(InvalidField, match="input_type is 'query' and task is 'separation', which differ"):
         role_of("query", "separation")
@@ -225,9 +251,16 @@ def test_what_computes_something_else_is_rejected(
 
 
 def test_a_missing_adapter_and_one_of_another_model_are_rejected(
-    jina: EncoderModelSpec, tmp_path: pathlib.Path
+    jina: EncoderModelSpec, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(jina.folder, tmp_path / "model")
+    change_json(folder / "separation/adapter_config.json", base_model_name_or_path="elsewhere", peft_version="9")
+    assert have_same_architecture(open_encoder(folder), jina)
+    assert jina.num_parameters == count_parameters(jina)
+    with monkeypatch.context() as context:
+        context.setattr("noria.models.encoder.task_folder._MAX_RANKS", 18)
+        with pytest.raises(ModelError, match="the ranks of all adapters sum up to 19; allowed are 18"):
+            open_encoder(folder)
     file = folder / "separation/adapter_model.safetensors"
     tensors = load_file(file)
     name = next(name for name in tensors if "q_proj.lora_A" in name)
@@ -239,3 +272,22 @@ def test_a_missing_adapter_and_one_of_another_model_are_rejected(
     shutil.rmtree(folder / "separation")
     with pytest.raises(ModelError, match=r"separation/adapter_config.json: missing, and config.json names its task"):
         open_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda name, value: {name: value[:, :4]} if "Wqkv" in name else {name: value}, "does not belong to the model"),
+        (lambda name, value: {} if "fc1" in name else {name: value}, "fc1 has not one factor A and one B"),
+        (lambda name, value: {name: value * 0 + 3e38}, "weights are not finite: .* as torch.float16"),
+    ],
+)
+def test_damaged_factors_of_the_original_layout_are_rejected(tmp_path: pathlib.Path, change: Any, says: str) -> None:
+    make_original(tmp_path)
+    file = tmp_path / "model.safetensors"
+    changed: dict[str, Any] = {}
+    for name, value in load_file(file).items():
+        changed |= change(name, value) if name.endswith(".lora_B") else {name: value}
+    save_file({name: value.contiguous() for name, value in changed.items()}, file)
+    with pytest.raises(ModelError, match=says):
+        checkpoint.load(open_encoder(tmp_path), EngineConfig(dtype="float16"), "cpu")

@@ -19,7 +19,7 @@ from noria.frontend.access.api_keys import generate_key
 from noria.frontend.http.body import stream_bytes
 from noria.frontend.jobs import text_executor as executor
 from noria.frontend.jobs import text_lines as lines
-from noria.protocol.text import LateInteraction
+from noria.protocol.text import LateInteraction, TaskAdapter
 from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from noria.testing.fake_engine import FAKE_MODEL
 from waiting import wait_until
@@ -43,6 +43,7 @@ LATE = msgspec.structs.replace(
     prompts=(("query", "q: "),),
     late_interaction=LateInteraction(8, 8, fill_id=3, fill_length=7, skipped_ids=(word_id("number"),)),
 )
+ONE_TASK = msgspec.structs.replace(FAKE_ENCODER, name="one-task", adapters=(TaskAdapter("separation", "", 1, 1.0),))
 PLAIN, JSONL = {"Content-Type": "text/plain"}, {"Content-Type": "application/jsonl"}
 TEXTS = [f"text number {index}" for index in range(10)]
 
@@ -55,7 +56,7 @@ def serve_texts(new_engine, tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def start(api_keys_file="", **jobs):
-        engine = new_engine(models=(FAKE_MODEL, FAKE_ENCODER, MOODS, SPARSE, LATE))
+        engine = new_engine(models=(FAKE_MODEL, FAKE_ENCODER, MOODS, SPARSE, LATE, ONE_TASK))
         frontend = FrontendConfig(max_text_chars=200, max_texts=1, api_keys_file=api_keys_file)
         config = Config(data_dir=str(tmp_path / "data"), frontend=frontend, jobs=JobsConfig(**jobs))
         with served_client(config, engine) as client:
@@ -238,6 +239,7 @@ BAD_REQUESTS = [
     (["a"], {"dimensions": 2, "model": "moods"}, "dimensions", "is for embeddings"),
     (["a"], {"webhook": "ftp://x"}, "webhook", "http"),
     (["a"], {"webhook_events_filter": "outputs"}, "webhook_events_filter", '"completed"'),
+    (["a"], {"model": "one-task", "input_type": "passage"}, "input_type", "'document'; allowed for one-task are sep"),
     (["a"], {"dimension": 2}, "dimension", "Did you mean 'dimensions'"),
 ]
 

@@ -162,6 +162,12 @@ def test_images_are_of_models_whose_folder_says_how_they_are_made_ready(
         write_json(file, wrong)
         with pytest.raises(ModelError, match=says):
             open_encoder(tmp_path / "any")
+    config = json.loads((tmp_path / "any" / "config.json").read_text())
+    config["vision_config"]["patch_size"] = 128
+    write_json(tmp_path / "any" / "config.json", config)
+    write_json(file, {"patch_size": 128, "max_num_patches": 4096})
+    with pytest.raises(ModelError, match="an image has 201326596 bytes as the model sees it; allowed are 67108864"):
+        open_encoder(tmp_path / "any")
 
 
 def test_a_tower_with_a_pooling_is_rejected(towers: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -212,7 +212,10 @@ class TextJobRoutes:
 
     def _check(self, options: TextJobOptions, spec: EncoderModelSpec) -> None:
         settings = TextRequestSettings(
-            dimensions=options.dimensions, normalize=options.normalize, prompt_name=options.prompt_name
+            dimensions=options.dimensions,
+            normalize=options.normalize,
+            prompt_name=options.prompt_name,
+            role=role_of(options.input_type, None),
         )
         self._encoding_service.check_options(settings, spec)
 

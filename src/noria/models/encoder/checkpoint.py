@@ -121,21 +121,21 @@ class EncoderModule(torch.nn.Module):
 class TaskModule(EncoderModule):
     """An encoder of which each text has the adapter of a task, or none."""
 
-    _shares_KR: torch.Tensor
+    _others_KR: torch.Tensor
 
     def read_adapters(self, spec: EncoderModelSpec) -> None:
         """Read the adapters of `spec` into the model. Raises ModelError: one is of another model."""
         self._chosen = Chosen()
         add_adapters(spec, self.model, self._chosen)
         tasks_R = torch.tensor([task for task, each in enumerate(spec.adapters, 1) for _ in range(each.rank)])
-        shares_KR = (torch.arange(len(spec.adapters) + 1)[:, None] == tasks_R).to(self.model.dtype)
-        self.register_buffer("_shares_KR", shares_KR, persistent=False)
+        others_KR = torch.arange(len(spec.adapters) + 1)[:, None] != tasks_R
+        self.register_buffer("_others_KR", others_KR, persistent=False)
 
     def forward(  # type: ignore[override]  # it has no token types
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, adapter_ids: torch.Tensor
     ) -> torch.Tensor:
         """Compute texts as any encoder does, text b with the adapter number `adapter_ids[b]`, from 1, or none."""
-        self._chosen.mask_B1R = self._shares_KR[adapter_ids].unsqueeze(1)
+        self._chosen.others_B1R = self._others_KR[adapter_ids].unsqueeze(1)
         return super().forward(input_ids, attention_mask)
 
 

@@ -44,7 +44,7 @@ from noria.models.encoder.retrieval_folder import (
     describe_splade,
 )
 from noria.models.encoder.static_folder import MODEL_TYPE, describe_idf, describe_static, static_config
-from noria.models.encoder.task_folder import read_adapters
+from noria.models.encoder.task_folder import num_adapter_parameters, read_adapters
 from noria.models.encoder.token_rows import ADAPTERS
 from noria.models.encoder.tokenizer_files import check_tokenizer, check_word_embeddings, max_length
 from noria.models.encoder.tower_config import TOWERS
@@ -101,7 +101,7 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
         folder=str(folder),
         fingerprint="",
         family=family.name,
-        num_parameters=num_tensor_parameters(shapes),
+        num_parameters=num_tensor_parameters(shapes) + num_adapter_parameters(folder, adapters),
         task=task,
         architecture=architecture,
         dimensions=config.hidden_size or config.dim or 0,
@@ -145,8 +145,9 @@ def _read_tasks(
             f"{folder}: has adapters of tasks ({adapters[0].task}), which are for embeddings of texts without token "
             f"types; this one is for {task.replace('_', ' ')}, with type_vocab_size {config.type_vocab_size}."
         )
-    if instructions and not library.prompts:
-        library = msgspec.structs.replace(library, prompts={**instructions})
+    if adapters or instructions:  # a prompt's name chooses the adapter, too
+        prompts = dict.fromkeys([adapter.task for adapter in adapters], "") | (library.prompts or instructions)
+        library = msgspec.structs.replace(library, prompts=prompts)
     return adapters, library
 
 

@@ -17,7 +17,7 @@ from noria.errors import ModelError, short_repr
 from noria.models.encoder.config_keys import check_model_keys
 from noria.models.encoder.tower_config import image_tower
 from noria.models.weights import REDOWNLOAD_HINT, convert, read_object
-from noria.protocol.text import ImageInput, Patches
+from noria.protocol.text import MAX_PIXEL_BYTES, ImageInput, Patches
 
 _Positive = Annotated[int, Meta(ge=1)]
 _Side = Annotated[int, Meta(ge=1, le=4096)]
@@ -75,7 +75,9 @@ class _Tower(Struct, frozen=True):
     num_hidden_layers: _Positive
     patch_size: Annotated[int, Meta(ge=1, le=256)]
     image_size: _Side | None = None
-    num_patches: _Positive | None = None  # rows of the table of positions, for images of any shape
+    num_patches: Annotated[int, Meta(ge=1, le=4096)] | None = (
+        None  # rows of the table of positions, for images of any shape
+    )
     num_channels: Literal[3] = 3
     vision_use_head: Literal[True] = True
     projection_dim: _Positive | None = None
@@ -110,6 +112,11 @@ def read_image_input(
     work, text_work = (each.num_hidden_layers * each.hidden_size**2 for each in (own, text))
     described = _describe_any_shape if own.image_size is None else _describe
     image_input, num_patches = described(*processor, tower.architecture, own)
+    if image_input.num_bytes > MAX_PIXEL_BYTES:
+        raise ModelError(
+            f"{processor[0]}: an image has {image_input.num_bytes} bytes as the model sees it; allowed are "
+            f"{MAX_PIXEL_BYTES}. Make max_num_patches smaller. {_TEXTS_ALONE}"
+        )
     image_input = replace(image_input, num_tokens=max(1, math.ceil(num_patches * work / text_work)))
     return image_input, check_model_keys(file, tree, tower.model_type)
 

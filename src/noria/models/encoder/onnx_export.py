@@ -281,13 +281,15 @@ def _sample_rows(spec: EncoderModelSpec, module: "EncoderModule | ImageModule") 
     rng, of_texts = np.random.default_rng(0), cast("EncoderModule", module)
     pad_token_id, end_token_id = of_texts.pad_token_id, of_texts.end_token_id
     rows: list[Row] = []
-    for length in sorted({min(length, spec.max_length) for length in _CHECKED_LENGTHS}):
+    lengths = sorted({min(length, spec.max_length) for length in _CHECKED_LENGTHS})
+    for place in range(max(len(lengths), len(spec.adapters) + 1)):
+        length = lengths[place % len(lengths)]
         ids = rng.integers(0, spec.vocab_size - 1, length)
         ids += ids >= pad_token_id  # which is no token of a text
         if end_token_id is not None:
             ids[-1] = end_token_id
         types = np.arange(length) * 2 // length if "token_type_ids" in spec.inputs else None
-        rows.append(TokenRow(ids, types, adapter=len(rows) % (len(spec.adapters) + 1)))
+        rows.append(TokenRow(ids, types, adapter=place % (len(spec.adapters) + 1)))
     return rows
 
 

@@ -1,14 +1,14 @@
 """The adapters of an encoder's tasks in torch: one LoRA or none for each text of a batch.
 
 The factors A of all tasks are one matrix, and so are the factors B. Between the two, what belongs to other tasks than
-the text's own is multiplied by 0, which keeps the sum exact.
+the text's own becomes 0, which keeps the sum exact.
 
 Shapes: B texts, K tasks, R ranks of all tasks together.
 """
 
 import pathlib
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -36,11 +36,10 @@ _NAMES = {
 """The parts of names in folders for the models' own code, and transformers' names of the same."""
 
 
-@dataclass
-class Chosen:
-    """The adapters of the texts that are computed now, as all layers with adapters see them."""
+class Chosen(threading.local):
+    """The adapters of the texts that a thread computes now, as all layers with adapters see them."""
 
-    mask_B1R: torch.Tensor | None = None  # 1 where a rank is of the text's own task
+    others_B1R: torch.Tensor  # true where a rank is of another task than the text's own
 
 
 class _AdaptedLayer(torch.nn.Module):
@@ -62,8 +61,8 @@ class _AdaptedLayer(torch.nn.Module):
         for each in (self.down, self.up):
             torch.nn.init.zeros_(each.weight)
 
-    def load(self, factor: str, values: torch.Tensor, start: int, scale: float) -> None:
-        """Copy A or B of a task whose first rank is `start`. Raises ValueError: its shape is another."""
+    def load(self, factor: str, values: torch.Tensor, start: int, scale: float) -> torch.Tensor:
+        """Return A or B of a task whose first rank is `start`, as it was copied. Raises ValueError: another shape."""
         if factor == "B":
             own, values = self.up.weight[:, start : start + values.shape[1]], values.float() * scale
         elif isinstance(self.down, torch.nn.Embedding):
@@ -72,10 +71,11 @@ class _AdaptedLayer(torch.nn.Module):
             own = self.down.weight[start : start + values.shape[0]]  # type: ignore[index]
         if own.shape != values.shape:
             raise ValueError(f"{list(values.shape)}, and the layer is {list(self.layer.weight.shape)}")  # type: ignore[arg-type]
-        own.copy_(values)
+        return own.copy_(values)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.layer(inputs) + self.up(self.down(inputs) * self._chosen.mask_B1R)
+        own = self.down(inputs).masked_fill(self._chosen.others_B1R, 0.0)  # a product with 0 may be NaN
+        result: torch.Tensor = self.layer(inputs) + self.up(own)
         return result
 
 
@@ -101,11 +101,11 @@ def add_adapters(spec: EncoderModelSpec, model: Any, chosen: Chosen) -> None:
             continue
         try:
             layer = _adapted(model, each.layer, sum(ranks), chosen)
-            layer.load(each.factor, each.values, sum(ranks[: each.place]), spec.adapters[each.place].scale)
+            own = layer.load(each.factor, each.values, sum(ranks[: each.place]), spec.adapters[each.place].scale)
         except (AttributeError, ValueError) as error:
             raise ModelError(f"{each.source} does not belong to the model: {error}. {REDOWNLOAD_HINT}") from error
-        if not each.values.isfinite().all():
-            raise ModelError(f"the weights are not finite: {each.source} has NaN or infinity.")
+        if not own.isfinite().all():
+            raise ModelError(f"the weights are not finite: {each.source} has NaN or infinity, as {own.dtype} at least.")
 
 
 def read_original(spec: EncoderModelSpec, tree: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
@@ -116,10 +116,7 @@ def read_original(spec: EncoderModelSpec, tree: Mapping[str, Any]) -> dict[str, 
     if not tree.get("num_experts") and (not spec.adapters or spec.adapters[0].path):
         return None
     return {
-        name: values
-        for _, original, whole in _tensors(spec, "", _STEM)
-        if not STACKED.search(original)
-        for name, values in _renamed(original, whole)
+        name: values for _, original, whole in _tensors(spec, "", _STEM) for name, values in _renamed(original, whole)
     }
 
 
@@ -129,7 +126,8 @@ def _renamed(name: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         name = name.replace(theirs, ours)
     if _FUSED not in name:
         return [(name, values)]
-    return [(name.replace(_FUSED, part), own) for part, own in zip(_PARTS, values.chunk(3), strict=True)]
+    parts = zip(_PARTS, values.chunk(3), strict=False)  # a damaged one has fewer, of another shape
+    return [(name.replace(_FUSED, part), own) for part, own in parts]
 
 
 def _factors(spec: EncoderModelSpec) -> Iterator[_Factor]:
@@ -138,9 +136,11 @@ def _factors(spec: EncoderModelSpec) -> Iterator[_Factor]:
             found = factor_name(name)
             assert found is not None, "the folder was inspected"
             yield _Factor(f"{file}: {name}", place, *found, values)
-    for file, name, stack in _tensors(spec, "", _STEM) if spec.adapters and not spec.adapters[0].path else ():
-        if not (end := STACKED.search(name)):
-            continue
+    if not spec.adapters or spec.adapters[0].path:
+        return
+    for file, name, stack in _tensors(spec, "", _STEM, are_stacked=True):
+        end = STACKED.search(name)
+        assert end is not None
         for place, factor in enumerate(stack):
             values = factor.T if "embeddings." in name else factor
             if end[1] == "A" and _FUSED in name:  # which queries, keys and values share
@@ -149,13 +149,17 @@ def _factors(spec: EncoderModelSpec) -> Iterator[_Factor]:
                 yield _Factor(f"{file}: {name}", place, layer, end[1], own)
 
 
-def _tensors(spec: EncoderModelSpec, part: str, stem: str) -> Iterator[tuple[pathlib.Path, str, torch.Tensor]]:
+def _tensors(
+    spec: EncoderModelSpec, part: str, stem: str, *, are_stacked: bool = False
+) -> Iterator[tuple[pathlib.Path, str, torch.Tensor]]:
+    """Yield file, name and values of the tensors in a folder that are, or are not, factors of all tasks."""
     from safetensors import safe_open
 
     for file in weight_files(spec.path, part, stem):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # it is no dict
-                yield file, name, opened.get_tensor(name)
+                if bool(STACKED.search(name)) is are_stacked:
+                    yield file, name, opened.get_tensor(name)
 
 
 def _adapted(model: Any, name: str, num_ranks: int, chosen: Chosen) -> _AdaptedLayer:

@@ -3,18 +3,20 @@
 import math
 import pathlib
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from noria.errors import ModelError, short_list, short_repr
 from noria.models.encoder.architectures import TASK_FOLDERS
-from noria.models.weights import REDOWNLOAD_HINT, Shapes, convert, read_object, read_weights
+from noria.models.weights import REDOWNLOAD_HINT, Shapes, convert, num_tensor_parameters, read_object, read_weights
 from noria.protocol.text import TaskAdapter
 
 ADAPTER_STEM = "adapter_model"
 _CONFIG_FILE = "adapter_config.json"
+_MAX_RANKS = 512  # ranks of all tasks: each layer computes them for every text
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB]))", re.ASCII)
 """The name of a LoRA's factor: the module's, and A or B."""
 
@@ -51,6 +53,16 @@ def read_adapters(
 
     Raises ModelError: one that config.json names is missing, or it is damaged, or not a LoRA that is served.
     """
+    adapters, prompts = _read_adapters(folder, tree, shapes)
+    num_ranks = sum(adapter.rank for adapter in adapters)
+    if num_ranks > _MAX_RANKS:
+        raise ModelError(f"{folder}: the ranks of all adapters sum up to {num_ranks}; allowed are {_MAX_RANKS}.")
+    return adapters, prompts
+
+
+def _read_adapters(
+    folder: pathlib.Path, tree: Mapping[str, Any], shapes: Shapes
+) -> tuple[tuple[TaskAdapter, ...], dict[str, str]]:
     if tree.get("model_type") != "jina_embeddings_v3":
         return (), {}
     file = folder / "config.json"
@@ -61,10 +73,11 @@ def read_adapters(
             f"{file}: lora_adaptations has {short_repr(unknown[0])}; supported are {', '.join(TASK_FOLDERS)}."
         )
     prompts = {task: text for task, text in (said.task_instructions or {}).items() if task in TASK_FOLDERS}
-    stacks = [(name, shape) for name, shape in shapes.items() if STACKED.search(name)]
+    stacks = [(name, end, shape) for name, shape in shapes.items() if (end := STACKED.search(name))]
     if stacks:
         tasks = said.lora_adaptations or ()
-        for name, shape in stacks:
+        _check_pairs(folder, ((name[: end.start()], end[1]) for name, end, _ in stacks))
+        for name, _, shape in stacks:
             if len(shape) != 3 or shape[0] != len(tasks) or said.lora_rank not in shape[1:]:
                 raise ModelError(
                     f"{folder}: {name} is {list(shape)}; by config.json there are {len(tasks)} adapters of the rank "
@@ -84,6 +97,12 @@ def read_adapters(
     return tuple(adapters), prompts
 
 
+def num_adapter_parameters(folder: pathlib.Path, adapters: Iterable[TaskAdapter]) -> int:
+    """Count the parameters of adapters beside the model's own weights."""
+    shapes = (read_weights(folder, adapter.path, ADAPTER_STEM) for adapter in adapters if adapter.path)
+    return sum(map(num_tensor_parameters, shapes))
+
+
 def factor_name(name: str) -> tuple[str, str] | None:
     """Return the module that a tensor of an adapter belongs to, and A or B; None: it is no factor of a LoRA."""
     match = _TENSOR.fullmatch(name)
@@ -101,15 +120,23 @@ def _read_adapter(folder: pathlib.Path, task: str, path: str) -> TaskAdapter:
 
 
 def _check_shapes(part: pathlib.Path, rank: int, shapes: Shapes) -> None:
-    factors: dict[str, list[str]] = {}
+    factors = []
     for name, shape in shapes.items():
         found = factor_name(name)
         if found is None:
             raise ModelError(f"{part}: has {short_repr(name)}; supported are the factors A and B of a LoRA alone.")
         if len(shape) != 2 or shape[0 if found[1] == "A" else 1] != rank:
             raise ModelError(f"{part}: {name} is {list(shape)}; by {_CONFIG_FILE} the rank is {rank}.")
-        factors.setdefault(found[0], []).append(found[1])
-    alone = [name for name, found in factors.items() if len(found) != 2]
-    if alone or not factors:
-        what = f"{short_list(alone)} has only one factor" if alone else "there is no LoRA"
+        factors.append(found)
+    _check_pairs(part, factors)
+
+
+def _check_pairs(part: pathlib.Path, factors: Iterable[tuple[str, str]]) -> None:
+    """Raise ModelError if a layer has not one factor A and one B, or there is no layer."""
+    found = defaultdict(list)
+    for layer, factor in factors:
+        found[layer].append(factor)
+    unpaired = [layer for layer, kinds in found.items() if sorted(kinds) != ["A", "B"]]
+    if unpaired or not found:
+        what = f"{short_list(unpaired)} has not one factor A and one B" if unpaired else "there is no LoRA"
         raise ModelError(f"{part}: {what}. {REDOWNLOAD_HINT}")

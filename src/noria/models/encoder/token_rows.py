@@ -64,8 +64,7 @@ class ImageRow(NamedTuple):
         rows, columns = data[-4:].view("<u2").tolist()
         if not 1 <= rows * columns <= number:
             raise ValueError(f"an image has {rows} × {columns} patches; at most {number} are allowed")
-        pixels = data[: rows * columns * side**2 * 3].reshape(rows * side, columns * side, 3)
-        return cls(_cut(pixels, image_input.patches), (rows, columns))
+        return cls(data[:-4].reshape(number, side, side, 3), (rows, columns))
 
 
 Row = TokenRow | ImageRow

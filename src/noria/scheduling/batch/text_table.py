@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -44,8 +45,8 @@ class Rank(Struct, frozen=True, order=True):
     virtual_finish: float = 0.0  # among equal keys, where clients share fairly
 
 
-class Place(Struct, frozen=True, order=True):
-    """The place of a request in the order: the rank of its next part, then its arrival."""
+class Place(NamedTuple):
+    """The place of a request in the order: the rank of its next part, then its arrival, which no other has."""
 
     rank: Rank
     number: int

@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import openai
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
 from frontends import served_models
 from noria.config import Config, FrontendConfig
-from noria.errors import RateLimited
+from noria.errors import InvalidField, RateLimited
 from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.http.body import MAX_LARGE_BODIES_PER_CLIENT
 from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody, as_settings
@@ -114,13 +115,15 @@ def test_images_are_bounded_by_their_pixels_and_by_those_of_other_requests(texts
     answer = post(texts, model="clip", input=[{"image": png(7, 4)}, {"image": png(1, 3)}])
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
     assert post(texts, model="clip", input=[{"image": png(7, 4)}, {"image": png(1, 2)}]).status_code == 200
-    inputs = ImageInputs(1, FairThreads(1))
+    inputs, spec = ImageInputs(1, FairThreads(1)), replace(IMAGES, image_input=replace(IMAGES.image_input, side_px=224))
+    with pytest.raises(InvalidField, match="has 446 images; of clip a request may have 445"):
+        inputs.counted("a", range(446), spec)
     with (
-        inputs.counted("a", range(445)),
-        inputs.counted("a", range(445)),
-        inputs.counted("b", range(445)),
-        pytest.raises(RateLimited, match=r"^a has 890 images to embed already, and one client may have 1024"),
-        inputs.counted("a", range(445)),
+        inputs.counted("a", range(445), spec),
+        inputs.counted("a", range(445), spec),
+        inputs.counted("b", range(445), spec),
+        pytest.raises(RateLimited, match=r"^a has 133969920 bytes of images to embed already, and one client may have"),
+        inputs.counted("a", range(445), spec),
     ):
         pass
 

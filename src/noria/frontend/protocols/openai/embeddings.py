@@ -28,7 +28,6 @@ from noria.frontend.services.texts.text_request import (
     role_of,
     split_input,
     split_objects,
-    task_of,
 )
 from noria.protocol.request import Priority
 
@@ -185,7 +184,7 @@ def as_settings(body: EmbeddingsRequestBody) -> TextRequestSettings:
         truncate=body.truncate,
         prompt_name=body.prompt_name,
         role=role_of(body.input_type, body.task),
-        task=task_of(body.task),
+        task=body.task,
         priority=body.priority,
         deadline_ms=body.deadline_ms,
     )

@@ -14,12 +14,10 @@ from noria.frontend.services.texts.scores import Aggregation
 from noria.frontend.services.texts.text_request import (
     InputType,
     InputTypeOrTask,
-    Task,
     TextRequestSettings,
     TextRole,
     role_of,
     split_input,
-    task_of,
 )
 from noria.models.encoder.tokens import TextInput
 from noria.protocol.request import Priority
@@ -179,7 +177,7 @@ def as_settings(
     normalize: bool | None = None,
     prompt_name: str | None = None,
     role: TextRole | None = None,
-    task: Task | None = None,
+    task: InputTypeOrTask | None = None,
     instruction: str | None = None,
 ) -> TextRequestSettings:
     """Return what the body asks for."""
@@ -213,7 +211,7 @@ def encode_settings(
         normalize=normalize,
         prompt_name=body.prompt_name,
         role=role_of(body.input_type, body.task),
-        task=task_of(body.task),
+        task=body.task,
     )
 
 

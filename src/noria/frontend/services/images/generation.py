@@ -27,7 +27,6 @@ from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.results import OnUpdate, RawImage
 from noria.frontend.engines.submission import RequestOutcome, Submission, count_deployment
 from noria.frontend.engines.versions.shadow_mirror import PrepareCopy
-from noria.frontend.engines.versions.version_choice import RequestVersions
 from noria.frontend.services.counted_values import image_values, request_values, safety_values
 from noria.frontend.services.images.generation_types import (
     AdmittedRequest,
@@ -263,7 +262,7 @@ class GenerationService:
         context, spec = admitted.context, admitted.spec
         backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
         held = InFlight(context.api_client.images, admitted.request.payload.n, time.monotonic(), backlog_s)
-        return self._generate(admitted, on_update, held, context.log_record, context.versions)
+        return self._generate(admitted, on_update, held, context.log_record)
 
     async def generate_job(
         self, task: ImageTask, log_record: RequestLogRecord, on_update: OnUpdate | None = None
@@ -277,9 +276,9 @@ class GenerationService:
         on_update: OnUpdate | None,
         quota: contextlib.AbstractContextManager[None],
         log_record: RequestLogRecord,
-        versions: RequestVersions | None = None,
     ) -> GenerationResult:
-        """Generate while `quota` is held; a job has no `versions`."""
+        """Generate while `quota` is held; a job has no versions."""
+        versions = task.context.versions if isinstance(task, AdmittedRequest) else None
         model, has_deadline = task.spec.name, task.request.deadline_s is not None
         log_record.add(**request_fields(task.request, task.spec.fingerprint, self._log_prompts))
         with RequestOutcome(model, log_record, versions, has_deadline=has_deadline, shape=task.shape), quota:

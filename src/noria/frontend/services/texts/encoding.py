@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import asdict
 from opentelemetry.trace import INVALID_SPAN, Tracer
 
 from noria.config import FrontendConfig
@@ -153,7 +154,7 @@ class EncodingService:
             backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
             with (
                 InFlight(api_client.texts, num_texts, time.monotonic(), backlog_s),
-                self._image_inputs.counted(context.client, settings.images),
+                self._image_inputs.counted(context.client, settings.images, spec),
             ):
                 timeout_s = self.config.request_timeout_s if deadline_ms is None else deadline_ms / 1000
                 texts = with_images(await self.tokenize(settings, spec, timeout_s), settings.images, spec)
@@ -201,14 +202,7 @@ class EncodingService:
             if deadline_ms is not None and 1000 * timings.total_s > deadline_ms:
                 declarations.DEADLINES_MISSED.labels(spec.name).inc()
             _record_metrics(spec, timings, num_texts, context.request_id)
-            log_record.add(
-                tokenize_s=timings.tokenize_s,
-                queue_s=timings.queue_s,
-                infer_s=timings.infer_s,
-                total_s=timings.total_s,
-                predicted_s=timings.predicted_s,
-                mean_batch=result.mean_batch,
-            )
+            log_record.add(**asdict(timings), mean_batch=result.mean_batch)
             shape, counts = (final.num_rows, final.num_columns), (payload.num_tokens, payload.num_truncated)
             done = EncodingResult(
                 spec, numbers, *shape, texts, *counts, timings, result.mean_batch, log_record, final.row_counts

@@ -15,12 +15,11 @@ from noria.frontend.services.images.start_images import decode_file
 from noria.images.embedded_image import embedded_pixels
 from noria.images.image_file import ImageFile
 from noria.models.encoder.tokens import TokenizedText
-from noria.protocol.text import EncoderModelSpec, ImageInput
+from noria.protocol.text import MAX_PIXEL_BYTES, EncoderModelSpec, ImageInput
 
-_MAX_PIXEL_BYTES = 2**26  # bytes of a request's images as the model sees them: 445 of 224 × 224 pixels
 _MAX_SOURCE_PIXELS = 2**28  # pixels of a request's files: 3.4 s to decode as PNG
-# Images of a front end that are read or embedded, of 150 kB at 224 × 224 pixels.
-_MAX_IMAGES, _MAX_IMAGES_PER_CLIENT, _RETRY_AFTER_S = 2048, 1024, 1.0
+# Bytes, as the model sees them, of a front end's images that are read or embedded: 1783 of 224 × 224 pixels.
+_MAX_HELD_BYTES, _MAX_BYTES_PER_CLIENT, _RETRY_AFTER_S = 4 * MAX_PIXEL_BYTES, 2 * MAX_PIXEL_BYTES, 1.0
 
 
 class ImageInputs:
@@ -30,12 +29,30 @@ class ImageInputs:
         """`max_bytes` is the most that the images of a request have together, as files."""
         self._max_bytes, self._threads = max_bytes, threads
         self._limiter = ConcurrencyLimiter(
-            "images to embed", _MAX_IMAGES, _MAX_IMAGES_PER_CLIENT, retry_after_s=_RETRY_AFTER_S
+            "bytes of images to embed", _MAX_HELD_BYTES, _MAX_BYTES_PER_CLIENT, retry_after_s=_RETRY_AFTER_S
         )
 
-    def counted(self, client: str, images: Collection[int]) -> contextlib.AbstractContextManager[None]:
-        """Count the images of a request until they are embedded. Raises RateLimited: a client, or all, have many."""
-        return self._limiter.hold(client, len(images)) if images else contextlib.nullcontext()
+    def counted(
+        self, client: str, images: Collection[int], spec: EncoderModelSpec
+    ) -> contextlib.AbstractContextManager[None]:
+        """Count the bytes of a request's images, as `spec` sees them, until they are embedded.
+
+        Raises:
+            InvalidField: the model takes texts alone, or there are too many images.
+            RateLimited: a client, or all, have many.
+
+        """
+        if not images:
+            return contextlib.nullcontext()
+        num_bytes = image_input_of(spec, min(images)).num_bytes
+        allowed = MAX_PIXEL_BYTES // num_bytes
+        if len(images) > allowed:
+            raise InvalidField(
+                f"the request has {len(images)} images; of {spec.name} a request may have {allowed}. Send several "
+                "requests.",
+                field="input",
+            )
+        return self._limiter.hold(client, len(images) * num_bytes)
 
     async def pixels(
         self, client: str, images: Mapping[int, str], spec: EncoderModelSpec, timeout_s: float
@@ -45,7 +62,7 @@ class ImageInputs:
         None: there are none.
 
         Raises:
-            InvalidField: the model takes texts alone, or there are too many images.
+            InvalidField: the model takes texts alone.
             BodyTooLarge: the files have too many bytes or pixels.
             DeadlineExceeded: it took longer than `timeout_s`.
             UnreadableImage: a file is no PNG, WebP or JPEG, is damaged, animated or too large.
@@ -54,13 +71,6 @@ class ImageInputs:
         if not images:
             return None
         image_input = image_input_of(spec, min(images))
-        allowed = _MAX_PIXEL_BYTES // image_input.num_bytes
-        if len(images) > allowed:
-            raise InvalidField(
-                f"the request has {len(images)} images; of {spec.name} a request may have {allowed}. Send several "
-                "requests.",
-                field="input",
-            )
         frames, num_left, pixels_left = list[bytes](), self._max_bytes, _MAX_SOURCE_PIXELS
         try:
             async with asyncio.timeout(timeout_s):

@@ -59,7 +59,7 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
     truncation_side: TruncationSide | None = None  # None: as the model's own configuration says
     prompt_name: str | None = None  # None: that of `role`
     role: TextRole | None = None  # None: the model's default prompt
-    task: Task | None = None  # for models with adapters; None: that of `role`, or none
+    task: InputTypeOrTask | None = None  # as sent; another than a side of a search has no `role`
     is_ranking: bool = False  # whether the first text is a query, and all others are its documents
     is_dense: bool = False  # whether the response has zeros: after shorter texts, and of sparse embeddings
     instruction: str | None = None  # for decoders that rerank; None: that of the prompt, or the template's own
@@ -93,11 +93,6 @@ def role_of(input_type: InputType | None, task: InputTypeOrTask | None) -> TextR
             f"input_type is {input_type!r} and task is {task!r}, which differ; send one of them.", field="task"
         )
     return next((side for side in get_args(TextRole) if side in sides), None)
-
-
-def task_of(task: InputTypeOrTask | None) -> Task | None:
-    """Return the task that is no side of a search."""
-    return next((each for each in get_args(Task) if each == task), None)
 
 
 def _side(name: InputTypeOrTask) -> str:
@@ -201,25 +196,29 @@ def _prompt(settings: TextRequestSettings, spec: EncoderModelSpec, role: TextRol
 
 def _names(settings: TextRequestSettings, role: TextRole | None) -> Sequence[str]:
     """Return the names of prompts and adapters for what the texts are."""
-    if settings.task is not None:
-        return [settings.task]
-    return () if role is None else _PROMPTS_OF_ROLE[role]
+    if role is not None:
+        return _PROMPTS_OF_ROLE[role]
+    return () if settings.task is None else [settings.task]
 
 
 def adapter_of(settings: TextRequestSettings, spec: EncoderModelSpec) -> int:
     """Return the place, from 1, of the adapter that the texts have; 0: none.
+
+    Without side and task the name of their prompt chooses it.
 
     Raises:
         InvalidField: the model has none for what they are, and no prompt of this task.
 
     """
     names, tasks = _names(settings, settings.role), [adapter.task for adapter in spec.adapters]
-    found = next((tasks.index(name) + 1 for name in names if name in tasks), 0)
-    is_prompt = not tasks and (settings.task is None or settings.task in dict(spec.prompts))
+    chosen = names or [settings.prompt_name or spec.default_prompt or ""]
+    found = next((tasks.index(name) + 1 for name in chosen if name in tasks), 0)
+    is_prompt = not tasks and (settings.role is not None or settings.task in dict(spec.prompts))
     if names and not found and not is_prompt:
         allowed = ", ".join(tasks) or "query and document alone: it has neither an adapter nor a prompt of this task"
+        field = "input_type" if settings.task is None else "task"
         raise InvalidField(
-            f"task is {(settings.task or settings.role)!r}; allowed for {spec.name} are {allowed}.", field="task"
+            f"{field} is {(settings.task or settings.role)!r}; allowed for {spec.name} are {allowed}.", field=field
         )
     return found
 
