@@ -51,7 +51,7 @@ def add_to(commands: Any) -> list[Parser]:
         action="append",
         metavar="NAME:FILE[:SCALE]",
         type=argument_type(_parse_image),
-        help="a ControlNet by its name and its image, of scale 1 or that of --like if none is given; repeat for several",
+        help="a ControlNet by its name and its image, of scale 1 or that of --like if none is given; can be repeated",
     )
     add(
         "--ip-adapter",
