@@ -252,15 +252,15 @@ class _Shown(NamedTuple):
     """A reference image of a row: its tokens attend to each other, and to those of the text and images before it."""
 
     num_texts: int  # tokens of the text before it
-    first: int  # of M
+    first: int  # place in M
     end: int
 
 
 class _Prefix(NamedTuple):
     """The tokens that those of prompts with images attend to."""
 
-    mask: torch.Tensor  # [R, 1, T, P], of the texts'
-    shown: list[list[_Shown]]  # of each row; theirs need no mask, which would be as large as P squared
+    mask: torch.Tensor  # additive [R, 1, T, P], for the tokens of texts
+    shown: list[list[_Shown]]  # images of each row, which need no mask, which would be as large as P squared
 
 
 class _Layout(NamedTuple):
