@@ -225,6 +225,16 @@ def test_controls_are_names_and_files(with_edges, generated, capsys):
     assert "was made with ControlNets: edges:0.5 (image" in capsys.readouterr().err
     assert main(["generate", "--like", "b.png", *with_edges, *controls[:2], "-o", "c.png"]) == 0
     assert generated[-1].payload.controls == (first,)
+    assert "'b.png' was made with 2 of --control; there are 1." in capsys.readouterr().err
+    metadata = msgspec.structs.replace(
+        read_metadata(pathlib.Path("b.png")), controls=(msgspec.structs.replace(first, end=0.5),)
+    )
+    Image.new("RGB", (48, 32)).save("lines.png")
+    arguments = [*with_edges, "--control", "edges:lines.png", "-o", "c.png"]
+    assert main(["generate", "--like", save("half.png", metadata), *arguments]) == 0
+    (control,) = generated[-1].payload.controls
+    assert (control.scale, control.start, control.end) == (0.5, 0.0, 0.5)
+    assert f"with: image_digest was {first.image_digest}, is {control.image_digest}.\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -256,8 +266,10 @@ def test_an_ip_adapter_is_a_name_and_a_file(tmp_path, tiny_folder, generated, ca
     assert main(["generate", "--like", "c.png", *with_plain, "--ip-adapter", "plain:a.png:0.5", "-o", "d.png"]) == 0
     assert generated[-1].payload.ip_adapter == adapter
     assert "warning" not in capsys.readouterr().err
-    assert main(["generate", "--like", "c.png", *with_plain, "--ip-adapter", "plain:b.png:0.5", "-o", "e.png"]) == 0
-    assert "--ip-adapter has not the image that 'c.png' was made from." in capsys.readouterr().err
+    assert main(["generate", "--like", "c.png", *with_plain, "--ip-adapter", "plain:b.png", "-o", "e.png"]) == 0
+    assert (
+        "--ip-adapter plain differs from that which 'c.png' was made with: image_digest was" in capsys.readouterr().err
+    )
 
 
 def test_reference_images_are_files(tmp_path, generated, capsys):

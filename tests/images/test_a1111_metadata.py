@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from noria.images.a1111_metadata import from_infotext, to_infotext
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Lora, Refinement
+from noria.protocol.diffusion import Control, IpAdapter, Lora, Refinement
 
 WHOLE = GenerationMetadata(
     "a red circle", "blurry", 7, 512, 768, 20, 7.5, "dpm++2m-karras", "tiny", "0123456789ab", "0.1.0"
@@ -29,6 +29,12 @@ def test_the_text_is_in_a1111s_form():
 def test_the_schedule_type_is_written_where_automatic_would_be_wrong():
     text = to_infotext(msgspec.structs.replace(WHOLE, scheduler="dpm++2m"))
     assert "Sampler: DPM++ 2M, Schedule type: Uniform, " in text
+
+
+def test_an_ip_adapter_is_the_unit_after_those_of_controls():
+    adapted = msgspec.structs.replace(WHOLE, controls=(Control("edges"),), ip_adapter=IpAdapter("plain", 0.5, "0" * 12))
+    unit = f"Module: ip-adapter-auto, Model: plain [{'0' * 12}], Weight: 0.5"
+    assert f', ControlNet 1: "{unit}", Version' in to_infotext(adapted)
 
 
 def test_values_with_commas_and_colons_are_quoted():

@@ -1,20 +1,16 @@
 """`noria generate`: generates images in this process, without a server. `local_generation.py` does the work."""
 
 import argparse
-import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
 from noria.protocol.diffusion import Lora, PromptSyntax, Refinement
-from noria.protocol.request import ControlField, IpAdapterField
 from noria.settings import list_settings
 
 if TYPE_CHECKING:
     from noria.protocol.request import ImageFormat
-
-FieldT = TypeVar("FieldT", ControlField, IpAdapterField)
 
 _IMAGE_FORMATS: "dict[str, ImageFormat]" = {".png": "png", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
 
@@ -54,14 +50,14 @@ def add_to(commands: Any) -> list[Parser]:
         dest="controls",
         action="append",
         metavar="NAME:FILE[:SCALE]",
-        type=argument_type(functools.partial(_parse_image, ControlField)),
-        help="a ControlNet by its name and its image, of scale 1 unless said otherwise; repeat it for several",
+        type=argument_type(_parse_image),
+        help="a ControlNet by its name and its image, of scale 1 or that of --like if none is given; can be repeated",
     )
     add(
         "--ip-adapter",
         metavar="NAME:FILE[:SCALE]",
-        type=argument_type(functools.partial(_parse_image, IpAdapterField)),
-        help="an IP-Adapter by its name and its image, of scale 1 unless said otherwise",
+        type=argument_type(_parse_image),
+        help="an IP-Adapter by its name and its image, of scale 1 or that of --like if none is given",
     )
     add(
         "--reference",
@@ -109,7 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
         "loras": arguments.adapters and tuple(arguments.adapters),
         "strength": arguments.strength,
         "refiner": None if arguments.refiner_start is None else Refinement(arguments.refiner_start),
-        "controls": arguments.controls and tuple(control for control, _ in arguments.controls),
     }
     ip_adapter, prompted_by = arguments.ip_adapter or (None, None)
     images = local_generation.read_images(
@@ -120,8 +115,10 @@ def run(arguments: argparse.Namespace) -> int:
         prompted_by,
     )
     body = local_generation.build_body(
-        {name: value for name, value in (flags | {"ip_adapter": ip_adapter}).items() if value is not None},
+        {name: value for name, value in flags.items() if value is not None},
         source,
+        [control for control, _ in arguments.controls or ()],
+        ip_adapter,
         n=arguments.n,
         format=_IMAGE_FORMATS[suffix],
         metadata=arguments.metadata,
@@ -132,8 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
 
 
-def _parse_image(field: type[FieldT], text: str) -> tuple[FieldT, pathlib.Path]:
-    """Return the field and the file of `NAME:FILE` or `NAME:FILE:SCALE`; what follows the last colon may be a scale.
+def _parse_image(text: str) -> tuple[dict[str, Any], pathlib.Path]:
+    """Return the fields and the file of `NAME:FILE` or `NAME:FILE:SCALE`; what follows the last colon may be a scale.
 
     Raises ValueError: there is no name or no file.
     """
@@ -142,9 +139,11 @@ def _parse_image(field: type[FieldT], text: str) -> tuple[FieldT, pathlib.Path]:
     if not name or not file:
         raise ValueError(f"{short_repr(text)} is not NAME:FILE or NAME:FILE:SCALE")
     try:
-        return (field(name, scale=float(scale)), pathlib.Path(rest)) if rest else (field(name), pathlib.Path(file))
+        if rest:
+            return {"name": name, "scale": float(scale)}, pathlib.Path(rest)
     except ValueError:
-        return field(name), pathlib.Path(file)
+        pass
+    return {"name": name}, pathlib.Path(file)
 
 
 def _parse_lora(text: str) -> Lora:

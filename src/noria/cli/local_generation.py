@@ -6,9 +6,9 @@ import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,14 +25,15 @@ from noria.images.start_image import ImageFiles, RequestImageFacts, RequestImage
 from noria.models.adapter_folders import AdapterFolders
 from noria.models.catalog import open_model_of
 from noria.models.hub_adapters import download_hub_adapters
-from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.diffusion import Control, DiffusionModelSpec, DiffusionPayload, IpAdapter
 from noria.protocol.messages import ImageDone
-from noria.protocol.request import ImageRequest, ImageRequestBody, TwoPassRequestBody
+from noria.protocol.request import ControlField, ImageRequest, ImageRequestBody, IpAdapterField, TwoPassRequestBody
 
 if TYPE_CHECKING:
     from noria.engine.diffusion.executor import DiffusionExecutor
     from noria.engine.diffusion.preparation import PreparedImageRequest
 
+AdapterT = TypeVar("AdapterT", Control, IpAdapter)
 
 # The fields of a file's metadata that a new request repeats. Its model is only compared; images are not in it.
 _REPEATED_FIELDS = tuple(
@@ -55,10 +56,35 @@ class SourceImage:
         return cls(file, read_metadata(file), any_model)
 
 
-def build_body(flags: Mapping[str, Any], source: SourceImage | None, **options: Any) -> ImageRequestBody:
-    """The request body of the settings of `source`, if any, overridden by `flags`."""
+def build_body(
+    flags: Mapping[str, Any],
+    source: SourceImage | None,
+    controls: Sequence[Mapping[str, Any]] = (),
+    ip_adapter: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ImageRequestBody:
+    """The request body of the settings of `source`, if any, overridden by `flags`.
+
+    `controls` and `ip_adapter` have the fields that are given; others are those of the same name in `source`.
+    """
     repeated = {} if source is None else {name: getattr(source.metadata, name) for name in _REPEATED_FIELDS}
-    return TwoPassRequestBody(**(repeated | dict(flags)), **options)
+    were = [] if source is None else list(source.metadata.controls)
+    adapters = [] if source is None or source.metadata.ip_adapter is None else [source.metadata.ip_adapter]
+    return TwoPassRequestBody(
+        **(repeated | dict(flags)),
+        controls=tuple(ControlField(**_repeat(each, were, "scale", "start", "end")) for each in controls),
+        ip_adapter=None if ip_adapter is None else IpAdapterField(**_repeat(ip_adapter, adapters, "scale")),
+        **options,
+    )
+
+
+def _repeat(given: Mapping[str, Any], were: list[AdapterT], *names: str) -> dict[str, Any]:
+    """Return what is given and, else, the fields of the first of this name, which is removed from `were`."""
+    found = next((each for each in were if each.name == given["name"]), None)
+    if found is None:
+        return dict(given)
+    were.remove(found)
+    return {name: getattr(found, name) for name in names} | dict(given)
 
 
 def read_images(
@@ -120,6 +146,8 @@ def generate_files(
     )
     request = msgspec.structs.replace(request, attempt_id=request.request_id, timeout_s=math.inf)
     settings = request.payload
+    for warning in _other_adapters(source, settings) if source else ():
+        print(f"noria: warning: {warning}", file=sys.stderr)
     print(f"{spec.name}: {settings.width}×{settings.height}, {settings.inference_steps} steps of {settings.scheduler}, "
           f"guidance {settings.guidance_scale:g}, seed {settings.seed}", file=sys.stderr)  # fmt: skip
     data = images.pixels(
@@ -189,9 +217,6 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
         each.digest for each in images.references
     ]:
         differences.append(f"--reference are not the files that {short_repr(str(source.file))} was made from.")
-    adapter, prompted_by = metadata.ip_adapter, images.ip_adapter
-    if adapter is not None and prompted_by is not None and adapter.image_digest != prompted_by.digest:
-        differences.append(f"--ip-adapter has not the image that {short_repr(str(source.file))} was made from.")
     if metadata.model_version != spec.fingerprint:
         source_model = f"{metadata.model or 'an unknown model'} ({metadata.model_version or 'version unknown'})"
         mismatch = (
@@ -204,6 +229,22 @@ def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestI
         ignored = ", ".join(f"{name}: {value}" for name, value in metadata.other.items())
         differences.append(f"{short_repr(str(source.file))} has settings that are ignored: {short_repr(ignored)}.")
     return differences
+
+
+def _other_adapters(source: SourceImage, settings: DiffusionPayload) -> Iterator[str]:
+    """Yield what differs of the ControlNets and the IP-Adapter that `source` was made with."""
+    file, metadata = short_repr(str(source.file)), source.metadata
+    if metadata.controls and len(metadata.controls) != len(settings.controls):
+        yield f"{file} was made with {len(metadata.controls)} of --control; there are {len(settings.controls)}."
+    pairs: list[tuple[str, Control | IpAdapter, Control | IpAdapter]] = [
+        ("--control", *pair) for pair in zip(metadata.controls, settings.controls, strict=False)
+    ]
+    if metadata.ip_adapter is not None and settings.ip_adapter is not None:
+        pairs.append(("--ip-adapter", metadata.ip_adapter, settings.ip_adapter))
+    for flag, was, now in pairs:
+        values = [(name, getattr(was, name), getattr(now, name)) for name in was.__struct_fields__]
+        if changes := ", ".join(f"{name} was {old}, is {new}" for name, old, new in values if old != new):
+            yield f"{flag} {now.name} differs from that which {file} was made with: {changes}."
 
 
 def _file_bytes(image: RawImage, body: ImageRequestBody, request: ImageRequest, spec: DiffusionModelSpec) -> bytes:

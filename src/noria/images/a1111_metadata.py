@@ -23,7 +23,7 @@ import msgspec
 from noria.errors import InvalidField, short_repr
 from noria.images.a1111_names import UPSCALERS, a1111_name, scheduler_for
 from noria.images.metadata import GenerationMetadata
-from noria.protocol.diffusion import Control, Lora, PromptSyntax, Refinement, SecondPass
+from noria.protocol.diffusion import Control, IpAdapter, Lora, PromptSyntax, Refinement, SecondPass
 
 _NEGATIVE_PREFIX = "Negative prompt:"
 _NUMBER = r"\d{1,9}(\.\d{1,17})?(e-\d{1,3})?"
@@ -55,6 +55,8 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
     guidance, size = metadata.guidance_scale, None
     if metadata.width is not None and metadata.height is not None:
         size = f"{metadata.width}x{metadata.height}"
+    units: list[Control | IpAdapter] = [*metadata.controls]
+    units += [] if metadata.ip_adapter is None else [metadata.ip_adapter]
     settings = {
         "Steps": metadata.inference_steps,
         "Sampler": sampler,
@@ -70,7 +72,7 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
         "Prompt syntax": metadata.prompt_syntax,
         "Calls": None if metadata.calls in (None, 1) else _number(metadata.calls),
         "Lora hashes": ", ".join(f"{lora.name}: {lora.digest}" for lora in metadata.loras if lora.digest) or None,
-        **{f"ControlNet {k}": _describe_control(control) for k, control in enumerate(metadata.controls)},
+        **{f"ControlNet {k}": _describe_unit(unit) for k, unit in enumerate(units)},
         **{f"Reference {k}": each.digest for k, each in enumerate(metadata.reference_images)},
         "Refiner": _describe_refiner(metadata.refiner),
         "Refiner switch at": None if metadata.refiner is None else _number(metadata.refiner.start),
@@ -79,15 +81,15 @@ def _settings(metadata: GenerationMetadata) -> Iterator[tuple[str, str]]:
     return ((name, str(value)) for name, value in settings.items() if value is not None)
 
 
-def _describe_control(control: Control) -> str:
-    """Return a control as A1111's extension writes it, in quotes, as far as it has the same settings."""
+def _describe_unit(unit: Control | IpAdapter) -> str:
+    """Return a control or an IP-Adapter as A1111's extension writes it, in quotes, as far as it has these settings."""
     settings = {
-        "Module": "none",
-        "Model": control.name + (f" [{control.digest}]" if control.digest else ""),
-        "Weight": _number(control.scale),
-        "Guidance Start": _number(control.start),
-        "Guidance End": _number(control.end),
+        "Module": "none" if isinstance(unit, Control) else "ip-adapter-auto",
+        "Model": unit.name + (f" [{unit.digest}]" if unit.digest else ""),
+        "Weight": _number(unit.scale),
     }
+    if isinstance(unit, Control):
+        settings |= {"Guidance Start": _number(unit.start), "Guidance End": _number(unit.end)}
     return ", ".join(f"{name}: {value}" for name, value in settings.items())
 
 

@@ -18,7 +18,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.warmup.block_warmup import warm_up_blocks
 from noria.errors import ConfigError
 from noria.models.catalog import open_model
-from noria.models.diffusion.block_compilation import is_hooked
+from noria.models.diffusion.block_compilation import compile_blocks, is_hooked
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
@@ -165,11 +165,22 @@ def test_the_blocks_of_a_refiner_are_compiled_before_it_serves(tmp_path, traced)
     assert num_graphs() == before
 
 
+class BreakingLinear(torch.nn.Linear):
+    """Its forward cannot be traced, such as that of some quantized layers."""
+
+    def forward(self, inputs):
+        torch._dynamo.graph_break()
+        return super().forward(inputs)
+
+
 def test_adapters_work_with_compiled_blocks(tmp_path, traced, monkeypatch):
     """Also where compiled code would leave a part of them out, and where calls with them were measured to be slower."""
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # as if another thread compiled all the time
     folder = tiny_models.save_stable_diffusion(tmp_path / "model")
     (spec, executor), (_, eager) = load(folder, compile_blocks=True), load(folder)
     (wide, narrow), executor, eager = with_loras(tmp_path / "loras", executor, eager)
+    next(m for m in executor.model.network.modules() if is_hooked(m)).__class__ = BreakingLinear
+    compile_blocks(executor.model.network)
     norm = tmp_path / "loras" / "norm.safetensors"
     path = next(path for path, _ in executor.model.network.named_modules() if path.endswith("norm1"))
     width = len(executor.model.network.get_submodule(path).weight)

@@ -27,7 +27,7 @@ _IMAGE_NAMES = ("image", "image[]")  # openai-python sends the second one for a 
 _START_NAMES = (*_IMAGE_NAMES, "mask")
 _CONTROL_NAMES = ("control", "control[]")
 _REFERENCE_NAMES = ("reference_image", "reference_image[]")
-_IP_ADAPTER_NAME = "ip_adapter_image"
+_IP_ADAPTER_NAMES = ("ip_adapter_image", "ip_adapter_image[]")
 _FIELDS_OF_JSON = ("loras", "controls", "ip_adapter", "refiner")
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -66,6 +66,8 @@ async def read_form(
     if edited_by is not None and (spec := await edited_by(body)) is not None:
         files = _as_edit(files, getattr(body, "strength", None), spec)
     has_files = files.image is not None or files.controls or files.references or files.ip_adapter is not None
+    # Without files their fields have no images in them either: checks of files say so in the words of a form.
+    has_files = has_files or getattr(body, "controls", ()) or getattr(body, "ip_adapter", None) is not None
     return body, [files].pop if has_files else None  # the list keeps the files until it is called
 
 
@@ -89,7 +91,7 @@ def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFil
         *(_START_NAMES if mask_rule else ()),
         *_CONTROL_NAMES,
         *(() if is_edit else _REFERENCE_NAMES),
-        _IP_ADAPTER_NAME,
+        *_IP_ADAPTER_NAMES,
     )
     for name in names:
         if name in form.fields:
@@ -108,8 +110,9 @@ def _files(form: Form, mask_rule: MaskRule | None, *, is_edit: bool) -> ImageFil
     if len(images) > 1 and not is_edit:
         raise InvalidField(f"image is there {len(images)} times; one is allowed.", field="image")
     references = images[1:] if is_edit else [file for name in _REFERENCE_NAMES for file in form.files.get(name, [])]
-    masks, of_ip_adapter = form.files.get("mask", []), form.files.get(_IP_ADAPTER_NAME, [])
-    for name, found in (("mask", masks), (_IP_ADAPTER_NAME, of_ip_adapter)):
+    masks = form.files.get("mask", [])
+    of_ip_adapter = [file for name in _IP_ADAPTER_NAMES for file in form.files.get(name, [])]
+    for name, found in (("mask", masks), (_IP_ADAPTER_NAMES[0], of_ip_adapter)):
         if len(found) > 1:
             raise InvalidField(f"{name} is there {len(found)} times; one is allowed.", field=name)
     if masks and not images:
@@ -143,7 +146,7 @@ def _fields(form: Form, body_type: type[BodyT], problems: Problems) -> BodyT:
         raise InvalidField("controls: send images of controls as files `control` of the form.", field="controls")
     adapter = fields.get("ip_adapter")
     if isinstance(adapter, dict) and adapter.get("image"):
-        raise InvalidField(f"ip_adapter: send its image as a file `{_IP_ADAPTER_NAME}`.", field="ip_adapter")
+        raise InvalidField(f"ip_adapter: send its image as a file `{_IP_ADAPTER_NAMES[0]}`.", field="ip_adapter")
     return decode(msgspec.json.encode(fields), body_type, strict=False, problems=problems)
 
 

@@ -5,13 +5,13 @@ calls with adapters runs the hooks which a linear layer has at the call, behind 
 look into: rows, ranks and kinds of adapters change without a compilation, and layers without hooks cost little.
 """
 
-import abc
 import contextlib
 import functools
 import itertools
 import os
 import weakref
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,12 +29,8 @@ are_disabled: ContextVar[bool] = ContextVar("are_disabled", default=False)
 """Whether calls run in `without_compiled_blocks`."""
 
 
-class RowHook(abc.ABC):
-    """A forward hook of a linear layer that changes the output in place; it does nothing while torch traces it."""
-
-    @abc.abstractmethod
-    def __call__(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        """Change the output of a call of `module`."""
+RowHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]
+"""Changes the output in place, by the layer, its arguments and the output."""
 
 
 class _Adapters:
@@ -45,14 +41,17 @@ class _Adapters:
 
 
 class _HookedLinear:
-    """The methods of a linear layer in a compiled block."""
+    """The methods of a linear layer in a compiled block; each call runs its row hooks once, compiled or not."""
 
+    row_hooks: OrderedDict[int, RowHook]
     hooked_adapters: _Adapters
     hooked_number: torch.Tensor  # on the CPU; a tensor, since code would be compiled again for another constant
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = super().forward(inputs)  # type: ignore[misc]
-        if self.hooked_adapters.are_run and torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():  # `is_compiling` is true while any other thread compiles
+            _run_hooks(inputs, output, self.hooked_number)
+        elif self.hooked_adapters.are_run:
             torch.ops.noria.run_hooks(inputs, output, self.hooked_number)
         return output
 
@@ -63,9 +62,8 @@ _layers: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDi
 
 def _run_hooks(inputs: torch.Tensor, output: torch.Tensor, number: torch.Tensor) -> None:
     layer = _layers[int(number)]
-    for hook in layer._forward_hooks.values():
-        if isinstance(hook, RowHook):
-            hook(layer, (inputs,), output)
+    for hook in layer.row_hooks.values():  # type: ignore[operator]
+        hook(layer, (inputs,), output)
 
 
 torch.library.define("noria::run_hooks", "(Tensor inputs, Tensor(a!) output, Tensor number) -> ()")
@@ -86,12 +84,14 @@ def compile_blocks(denoiser: Any) -> None:
         lists = [child for child in denoiser.children() if isinstance(child, torch.nn.ModuleList)]
         for block in (block for blocks in lists for block in blocks):
             block.compile(dynamic=True)
-    denoiser.hooked_adapters = _Adapters()
+    if not hasattr(denoiser, "hooked_adapters"):  # layers that an earlier call has hooked keep it
+        denoiser.hooked_adapters = _Adapters()
     for module in compiled_modules(denoiser):
         if isinstance(module, torch.nn.Linear) and not isinstance(module, _HookedLinear):
             module.__class__ = _hooked(type(module))  # type: ignore[arg-type]  # torch's stub has no hash
             module.hooked_adapters, number = denoiser.hooked_adapters, next(_numbers)
             module.hooked_number, _layers[number] = torch.tensor(number), module
+            module.row_hooks = OrderedDict[int, RowHook]()  # type: ignore[assignment]
 
 
 def compiled_modules(denoiser: torch.nn.Module) -> set[torch.nn.Module]:
@@ -101,8 +101,15 @@ def compiled_modules(denoiser: torch.nn.Module) -> set[torch.nn.Module]:
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
-    """Return whether compiled code runs the `RowHook`s of a module, in calls `with_hooks`."""
+    """Return whether compiled code runs the row hooks of a module, in calls `with_hooks`."""
     return isinstance(module, _HookedLinear)
+
+
+def add_row_hook(module: Any, hook: RowHook) -> torch.utils.hooks.RemovableHandle:
+    """Have a module that `is_hooked` call `hook` after its forward."""
+    handle = torch.utils.hooks.RemovableHandle(module.row_hooks)
+    module.row_hooks[handle.id] = hook
+    return handle
 
 
 @contextlib.contextmanager

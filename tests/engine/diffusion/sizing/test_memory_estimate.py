@@ -76,7 +76,7 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
     with torch.inference_mode():
         (prompt,) = model.text_encode([LONGEST_PROMPT])
         pixels = torch.zeros(side_px, side_px, 3, dtype=torch.uint8)
-        references = [model.encode_references([pixels])] * 4 if spec.max_references else None
+        references = [model.encode_references([pixels] * spec.max_references)] * 4 if spec.max_references else None
     reference_bytes = 0 if references is None else references[0].tokens_MD.nbytes
     guidance = torch.ones(4) if model.guidance.embedded else None
     options = {} if references is None else {"references": references}

@@ -177,6 +177,8 @@ def test_openais_routes_have_them(steered, controlled, edges):
     ):
         answer = steered.post("/v1/images/edits", data=form, files=sent)
         assert (answer.status_code, message in answer.text) == (400, True), answer.text
+    answer = steered.post("/v1/images/generations", files={name: (None, value) for name, value in form.items()})
+    assert "send a file `control` for each entry." in answer.text  # a form without files
     answer = steered.post("/v1/images/edits", data=form | {"controls": json.dumps([ASKED])}, files=files)
     assert "send images of controls as files `control` of the form" in answer.text
 
@@ -272,7 +274,9 @@ def test_a1111s_units_are_controls(steered, controlled, edges):
 )
 def test_a_second_pass_has_them_in_its_own_size_cut_as_latents_are(steered, controlled, edges, second_px, kept):
     size = {"width": 32, "height": 24, "hr_resize_x": second_px[0], "hr_resize_y": second_px[1]}
-    answer = steered.post("/sdapi/v1/txt2img", json=scripts(unit(hr_option="Both")) | {"enable_hr": True} | size)
+    answer = steered.post(
+        "/sdapi/v1/txt2img", json=scripts(unit(hr_option="HiResFixOption.BOTH")) | {"enable_hr": True} | size
+    )
     assert answer.status_code == 200, answer.text
     assert controlled.submitted[0].payload.controls == (edges,)
     small, large = (

@@ -84,7 +84,7 @@ def test_an_engine_gets_the_adapter_and_the_middle_of_its_image(prompted, engine
     body = {"prompt": "p", "ip_adapter": ASKED}
     if way in ("form", "edit"):
         form = {"prompt": "p", "ip_adapter": json.dumps({"name": NAME, "scale": 0.6})}
-        files = {"ip_adapter_image": PHOTO} | ({"image": PHOTO} if way == "edit" else {})
+        files = {"ip_adapter_image[]": PHOTO} | ({"image": PHOTO} if way == "edit" else {})
         answer = prompted.post(path, data=form, files=files)
     elif way == "job":
         answer = prompted.post("/v1/jobs", json={"input": body | {"endpoint": path}})
@@ -149,6 +149,8 @@ def test_a_form_with_its_image_alone_is_rejected(prompted):
     answer = prompted.post("/t2i", data={"prompt": "p"}, files={"ip_adapter_image": PHOTO})
     assert answer.status_code == 400
     assert "ip_adapter_image is there without ip_adapter" in answer.json()["error"]["message"]
+    answer = prompted.post("/t2i", files={"prompt": (None, "p"), "ip_adapter": (None, json.dumps({"name": NAME}))})
+    assert "send it, in a form as the file `ip_adapter_image`." in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from noria.engine.diffusion.loras.lora_cache import AdaptersKey, padded_rank
-from noria.models.diffusion.block_compilation import RowHook, is_hooked
+from noria.models.diffusion.block_compilation import add_row_hook, is_hooked
 from noria.models.diffusion.loras.lora_layer import LoraLayer
 from noria.models.diffusion.weight_streaming import stored_value
 
@@ -60,7 +60,7 @@ class _Stack(NamedTuple):
     tensors: Sequence[torch.Tensor]
 
 
-class LayerHook(RowHook):
+class LayerHook:
     """Changes the inputs and outputs of one layer, for the rows with adapters."""
 
     def __init__(self, call: Call, module: torch.nn.Module, sets: Mapping[AdaptersKey, Sequence[LoraLayer]]) -> None:
@@ -79,13 +79,15 @@ class LayerHook(RowHook):
 
     def register(self, module: torch.nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
         """Add the hooks to `module`."""
+        if self.runs_in_compiled(module):
+            return [add_row_hook(module, self)]
         handles = [module.register_forward_hook(self)]
         return [*handles, module.register_forward_pre_hook(self.before)] if self._before else handles
 
     def before(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Return the inputs, scaled in the rows whose adapters do so; None: no row's do."""
         self._inputs = None
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return None
         if not (self._call.is_active and any(self._call.rows_of(stack.keys) for stack in self._before)):
             return None
@@ -95,7 +97,7 @@ class LayerHook(RowHook):
 
     def __call__(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         """Add to the output, in place."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return
         inputs, self._inputs = args[0] if self._inputs is None else self._inputs, None
         if self._call.is_active:

@@ -58,10 +58,10 @@ class MemoryEstimate:
     """Bytes of a model with its settings, for images of its default size."""
 
     weights: Mapping[str, int]  # by part, of those on the model's device
-    row: int  # a row of a denoiser's call, with one ControlNet and one reference image if there can be
+    row: int  # a row of a denoiser's call, with one ControlNet and all reference images if there can be
     decoded_image: int  # the decoding of one image
     prompt: int  # the encoding of a row's prompt, which has the most tokens
-    slot: int  # the samples and outputs that a slot keeps, the embeddings of its image and one reference image
+    slot: int  # the samples and outputs that a slot keeps, the embeddings of its image and all reference images
     rows_per_image: int  # two for a guided image, unless the model embeds its guidance, or takes none
     decode_batch: int  # images that the VAE takes at once, at most
     elsewhere: Mapping[str, int] = field(default_factory=dict)  # weights on `engine.text_encoder_device`
@@ -151,8 +151,8 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
 def state_bytes(model: DiffusionModel, spec: DiffusionModelSpec, reference_bytes: int | None = None) -> int:
     """Return what a slot keeps of an image of the default size, in bytes, without the embeddings of its prompts.
 
-    That is its samples and outputs for the widest window, what its mask keeps, and a reference image, by default one
-    with as many values as the latents.
+    That is its samples and outputs for the widest window, what its mask keeps, and its reference images, each
+    with as many values as the latents by default.
     """
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     num_values, float_bytes = math.prod(shape), torch.float32.itemsize
@@ -160,7 +160,7 @@ def state_bytes(model: DiffusionModel, spec: DiffusionModelSpec, reference_bytes
     if model.inpainting is not None:
         of_mask = (input_channels(model, shape) - shape[0]) * math.prod(shape[1:]) * float_bytes
     if reference_bytes is None:
-        reference_bytes = num_values * float_bytes if spec.max_references else 0
+        reference_bytes = num_values * float_bytes * spec.max_references
     return empty_history(1, num_values, _WIDEST_WINDOW, "meta").nbytes + of_mask + reference_bytes
 
 
@@ -236,12 +236,12 @@ def _with_texts_on_cpu(spec: DiffusionModelSpec, config: EngineConfig, estimate:
 
 
 def _reference(model: DiffusionModel, spec: DiffusionModelSpec) -> ReferenceTokens | None:
-    """Return a reference image of the default size; None: the model takes none."""
+    """Return as many reference images of the default size as a request may have; None: the model takes none."""
     if not spec.max_references:
         return None
     assert isinstance(model, ReferencedModel)
     shape = spec.default_height_px, spec.default_width_px, 3
-    return model.encode_references([torch.empty(shape, dtype=torch.uint8, device="meta")])
+    return model.encode_references([torch.empty(shape, dtype=torch.uint8, device="meta")] * spec.max_references)
 
 
 def _row_bytes(

@@ -82,6 +82,7 @@ def choose_calls(
             event="calls_chosen",
             model=spec.name,
             compile_blocks=choice.compile_blocks,
+            compile_loras=choice.compile_loras,
             attention=choice.attention,
             speedup=round(choice.speedup, 3),
         ),

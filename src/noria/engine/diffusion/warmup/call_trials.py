@@ -127,7 +127,12 @@ class _Trials:
                 self._spec.name,
                 trial_name(trial),
                 trial.error,
-                extra=fields(event="calls_failed", model=self._spec.name, compile_blocks=trial.compile_blocks),
+                extra=fields(
+                    event="calls_failed",
+                    model=self._spec.name,
+                    compile_blocks=trial.compile_blocks,
+                    with_loras=trial.with_loras,
+                ),
             )
         self.done.append(trial)
         if trial.is_chosen and not trial.with_loras:

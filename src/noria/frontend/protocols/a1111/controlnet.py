@@ -37,7 +37,7 @@ _CROPPING_OR_FILLING = (1, 2, "Crop and Resize", "Resize and Fill", "Scale to Fi
 _OFF_VALUES: Mapping[str, tuple[object, ...]] = {
     "module": ("none",),
     "control_mode": (0, "Balanced"),
-    "hr_option": ("Both",),  # passes of a hires fix
+    "hr_option": ("Both", "HiResFixOption.BOTH"),  # passes of a hires fix
     "resize_mode": (0, "Just Resize", *_CROPPING_OR_FILLING),
     "guessmode": (False,),
     "mask": (False,),

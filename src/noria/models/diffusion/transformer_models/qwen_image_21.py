@@ -18,7 +18,7 @@ channels, H × W latent size, D numbers of a token, E half of an attention head.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -188,7 +188,7 @@ class QwenImage21(TransformerModel):
         references: Sequence[ReferenceTokens | None],
         conditioning: ConditioningRows,
     ) -> dict[str, Any]:
-        """Return the references [R, M, C], the positions [R, S, E], the places [R, P] and their mask [R, 1, P, P].
+        """Return the references [R, M, C], the positions [R, S, E], the places [R, P] and what tokens attend to.
 
         The place of a token is its number in the prompt; all of an image have the one of its first.
         """
@@ -197,7 +197,7 @@ class QwenImage21(TransformerModel):
         tokens_RMC = pad_sequence(
             [none_0C if each is None else each.tokens_MD.to(self.dtype) for each in references], batch_first=True
         )
-        of_texts, of_references, of_images, places = [], [], [], []
+        of_texts, of_references, of_images, places, shown_R = [], [], [], [], []
         for reference, length, size in zip(references, conditioning.lengths, sizes, strict=True):
             shown = () if reference is None else reference.sizes
             layout = self._layout(length, num_tokens, shown)
@@ -209,34 +209,33 @@ class QwenImage21(TransformerModel):
             of_references.append(torch.cat([of_image[:0], *of_shown]))
             of_images.append(of_image)
             places.append(layout.places_P)
+            shown_R.append(layout.shown)
         places_RP = pad_sequence(places, batch_first=True, padding_value=_AFTER_ALL).to(self.device)
         images = (pad_sequence(each, batch_first=True) for each in (of_references, of_images))
+        # Numbers, which attention does not convert in each block, as it does truths.
+        hidden_RTP = places_RP[:, None] > places_RP[:, :num_tokens, None]
+        mask_RTP = torch.zeros(hidden_RTP.shape, dtype=self.dtype, device=self.device)
         return {
             "references_RMC": tokens_RMC,
             "positions": torch.cat([torch.stack(of_texts), *images], dim=1),
             "places_RP": places_RP,
-            "prefix_mask": self._prefix_mask(places_RP),
+            "prefix": _Prefix(mask_RTP.masked_fill_(hidden_RTP, -torch.inf)[:, None], shown_R),
         }
-
-    def _prefix_mask(self, places_RP: torch.Tensor) -> torch.Tensor:
-        """Return [R, 1, P, P] of numbers, which attention does not convert in each block, as it does truths."""
-        num_rows, length = places_RP.shape
-        mask = torch.zeros(num_rows, length, length, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(places_RP[:, None] > places_RP[:, :, None], -torch.inf)[:, None]
 
     def _layout(self, length: int, num_tokens: int, sizes: Sizes) -> "_Layout":
         """Return that of a prompt of so many tokens, padded to `num_tokens`, with images of these sizes."""
         frames_T, places_T = torch.arange(num_tokens), torch.arange(num_tokens)
         places_T[length:] = _AFTER_ALL
-        frames, places, start, frame, num_before = [], [], 0, 0, 0
+        frames, places, shown, start, frame, num_before = [], [], [], 0, 0, 0
         for (height, width), before in zip(sizes, self._num_before_images, strict=False):
             start += before
             frames.append(start + frame)
             places.append(torch.full((height * width,), start + num_before))
+            shown.append(_Shown(start, num_before, num_before + height * width))
             frame, num_before = frame + max(height, width), num_before + height * width
             frames_T[start:] += max(height, width)
             places_T[start:length] += height * width
-        return _Layout(frames_T, torch.cat([places_T, *places]), [*frames, length + frame])
+        return _Layout(frames_T, torch.cat([places_T, *places]), [*frames, length + frame], shown)
 
     def _image_positions(self, frame: int, height: int, width: int) -> torch.Tensor:
         """Return [N, E] of an image after so many tokens of a prompt: rows and columns are counted from its middle."""
@@ -249,12 +248,28 @@ class QwenImage21(TransformerModel):
         return torch.cat([part.expand(height, width, -1) for part in parts_HWE], dim=-1).flatten(0, 1)
 
 
+class _Shown(NamedTuple):
+    """A reference image of a row: its tokens attend to each other, and to those of the text and images before it."""
+
+    num_texts: int  # tokens of the text before it
+    first: int  # place in M
+    end: int
+
+
+class _Prefix(NamedTuple):
+    """The tokens that those of prompts with images attend to."""
+
+    mask: torch.Tensor  # additive [R, 1, T, P], for the tokens of texts
+    shown: list[list[_Shown]]  # images of each row, which need no mask, which would be as large as P squared
+
+
 class _Layout(NamedTuple):
     """The order of a prompt and its images."""
 
     frames_T: torch.Tensor  # positions of the prompt's tokens
     places_P: torch.Tensor  # places of those and of the images'
     frames: list[int]  # positions of its images, and of the one that is made
+    shown: list[_Shown]
 
 
 def _before_image(number: int) -> str:
@@ -279,11 +294,11 @@ def _forward(
     positions: torch.Tensor,
     mask: torch.Tensor | None,
     references_RMC: torch.Tensor | None = None,
-    prefix_mask: torch.Tensor | None = None,
+    prefix: _Prefix | None = None,
 ) -> torch.Tensor:
     """Return the velocity [R, N, D], as diffusers' `forward` does for rows of one layout.
 
-    Tokens of reference images stand behind those of the prompt: `positions` and `prefix_mask` say their places.
+    Tokens of reference images stand behind those of the prompt: `positions` and `prefix` say their places.
     """
     images = tokens_RND if references_RMC is None else torch.cat([references_RMC, tokens_RND], dim=1)
     image_RND, text_RTD = transformer.img_in(images), transformer.txt_in(texts_RTD)
@@ -301,7 +316,7 @@ def _forward(
             attention_mask=mask,
             target_token_mask=is_image_S,
             segments=num_tokens,
-            key_valid=prefix_mask,
+            key_valid=prefix,
         )
     output: torch.Tensor = transformer.proj_out(transformer.norm_out(joint_RSD, times, is_image_S)[:, num_tokens:])
     return output
@@ -320,12 +335,12 @@ class _RowAttention:
         attention_mask: torch.Tensor | None,
         rotary_emb: torch.Tensor,
         segments: int,
-        key_valid: torch.Tensor | None,
+        key_valid: _Prefix | None,
         **others: object,  # given by diffusers' blocks, which have none of them
     ) -> torch.Tensor:
         """Return the output [R, S, D]; the mask [R, 1, 1, S] hides padding, `segments` is the number of P.
 
-        `key_valid` [R, 1, P, P] says what the tokens of prompts with images attend to.
+        `key_valid` says what the tokens of prompts with images attend to.
         """
         del others
 
@@ -338,9 +353,31 @@ class _RowAttention:
         attend = functools.partial(
             dispatch_attention_fn, backend=self._attention_backend, parallel_config=self._parallel_config
         )
+        of_prefix = query[:, :segments], key[:, :segments], value[:, :segments]
         # A prompt's padding is at its end, so no other token of it attends to that.
-        rule: dict[str, Any] = {"is_causal": True} if key_valid is None else {"attn_mask": key_valid}
-        of_text = attend(*(each[:, :segments] for each in (query, key, value)), **rule)
+        of_text = attend(*of_prefix, is_causal=True) if key_valid is None else _attend(attend, *of_prefix, key_valid)
         of_image = attend(query[:, segments:], key, value, attn_mask=attention_mask)
         joint: torch.Tensor = attn.to_out[0](torch.cat([of_text, of_image], dim=1).flatten(2, 3).to(query.dtype))
         return joint
+
+
+def _attend(
+    attend: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    prefix: _Prefix,
+) -> torch.Tensor:
+    """Return the outputs [R, P, heads, …] of prompts with images; zeros where a row has fewer tokens of these."""
+    num_texts = prefix.mask.shape[2]
+    of_texts = attend(query[:, :num_texts], key, value, attn_mask=prefix.mask)
+    of_images = torch.zeros_like(query[:, num_texts:])
+    for row, shown in enumerate(prefix.shown):
+        for each in shown:
+            seen = [
+                torch.cat([part[row, : each.num_texts], part[row, num_texts : num_texts + each.end]])[None]
+                for part in (key, value)
+            ]
+            queries = query[row, num_texts + each.first : num_texts + each.end][None]
+            of_images[row, each.first : each.end] = attend(queries, *seen)[0]
+    return torch.cat([of_texts, of_images.to(of_texts.dtype)], dim=1)
