@@ -103,7 +103,7 @@ def texts(tmp_path_factory):
     assert main(["models", "add", "small", str(folder / "second"), *registry]) == 0
     options = ["--additional-models", str(classifier), "--config", str(folder / "noria.toml")]
     statistics = ["--statistics-builtin", "texts", *registry]
-    with running_server([str(small), *options, *statistics]) as server:
+    with running_server([str(small), *options, *statistics, "--mount-niceness", "5"]) as server:
         yield server, registry
 
 
