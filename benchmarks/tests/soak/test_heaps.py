@@ -87,7 +87,7 @@ def test_a_job_takes_until_it_has_succeeded_and_one_is_measured_at_least(server,
     server.num_cancelled = 0
     (replies,) = clients(server).run({7: heaps.HEAPS["jobs"].heap}, 0.5).values()
     assert {reply.status for reply in replies} == {200} and min(reply.latency_s for reply in replies) >= 0.1
-    assert server.num_cancelled == heaps.HEAPS["jobs"].heap.connections
+    assert 0 < server.num_cancelled <= heaps.HEAPS["jobs"].heap.connections  # a last one may just have succeeded
 
 
 def test_what_was_measured_is_written_and_rejected_requests_count(server, monkeypatch, tmp_path, capsys):
