@@ -147,7 +147,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("made", KINDS, indirect=True)
 def test_torch_computes_the_scores(made: tuple[EncoderModelSpec, Any]) -> None:
-    assert np.ptp(made[1]) > 1e-3
+    assert np.ptp(made[1]) > 1e-4  # ten times the tolerance; the trained tokenizer differs each time
     assert_scores(*made, msgspec.structs.replace(CONFIG, encoder_backend="torch"))
 
 
