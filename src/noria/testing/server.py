@@ -78,12 +78,15 @@ def running_server(arguments: Sequence[str], port: int | None = None) -> Iterato
     """Run `noria serve ARGUMENTS` on `port` (None: a free one), wait until /readyz is green, and stop it at the end.
 
     Unless `arguments` name a `--data-dir`, the server has a temporary one, so that it does not process the user's
-    stored jobs.
+    stored jobs; unless they name `--threads`, engines have OMP_NUM_THREADS of them, if that is set.
 
     Raises RuntimeError: the server ended, or was not ready within five minutes.
     """
     with tempfile.TemporaryDirectory(prefix="noria-data-") as data_dir:
-        command = [sys.executable, "-m", "noria", "serve", "--data-dir", data_dir, *arguments]
+        command = [sys.executable, "-m", "noria", "serve", "--data-dir", data_dir]
+        if num_threads := os.environ.get("OMP_NUM_THREADS"):
+            command += ["--threads", num_threads]
+        command += arguments
         with running_process(lambda chosen: [*command, "--port", str(chosen)], port) as server:
             yield server
 
