@@ -2,7 +2,7 @@
 
 Warm-up requests with growing numbers of images run through the real engine loop, and the cost model learns from their
 iterations as it does in service. A first pass at each size absorbs one-time work (kernel selection, memory allocation);
-the lower of the next two counts.
+the lower of the next two counts. Between these two come other sizes, so that a moment's disturbance spoils one of them.
 """
 
 import hashlib
@@ -44,6 +44,7 @@ BUDGET_S = 3.0
 """Seconds that measuring may add to a start. The costs of what does not fit into it are learned in service."""
 
 _STEPS = 3  # steps of a measured request; a single one would time the first access to its memory
+_GUIDANCE = 2.0  # two rows an image
 
 
 def shape_costs(costs: CostModel) -> tuple[ShapeCosts, ...]:
@@ -106,21 +107,26 @@ def measure_costs(
     assert isinstance(config.slots, int)
     started, was_synchronous, second_pass = time.monotonic(), executor.is_synchronous, CostModel(costs.max_rows)
     executor.is_synchronous = True
+    measured_sizes, planned_s = [(1, 0.0)], 0.0  # images and guidance; seconds of all second passes
     try:
+        run_warmup_request(executor, spec, config, CostModel(costs.max_rows), 1, steps=2, guidance=0.0)
+        run_warmup_request(executor, spec, config, costs, 1, _STEPS, guidance=0.0)
         for num_images in _batch_sizes(min(config.slots, costs.max_rows)):
             began = time.monotonic()
             absorbed = CostModel(costs.max_rows)
             run_warmup_request(executor, spec, config, absorbed, num_images, steps=2)
             if absorbed.has_run_out:
                 break  # larger batches do not fit the memory either
-            for measured in (costs, second_pass):
-                run_warmup_request(executor, spec, config, measured, num_images, _STEPS)
+            absorbed_at = time.monotonic()
+            run_warmup_request(executor, spec, config, costs, num_images, _STEPS)
             now = time.monotonic()
-            if now - started + 2 * (now - began) > BUDGET_S:  # the next batch size takes up to twice as long
+            measured_sizes.append((num_images, _GUIDANCE))
+            planned_s += now - absorbed_at
+            both_s = now - began + now - absorbed_at
+            if now - started + planned_s + 2 * both_s > BUDGET_S:  # the next batch size takes up to twice as long
                 break
-        run_warmup_request(executor, spec, config, CostModel(costs.max_rows), 1, steps=2, guidance=0.0)
-        for measured in (costs, second_pass):
-            run_warmup_request(executor, spec, config, measured, 1, _STEPS, guidance=0.0)
+        for num_images, guidance in measured_sizes:
+            run_warmup_request(executor, spec, config, second_pass, num_images, _STEPS, guidance)
     finally:
         executor.is_synchronous = was_synchronous
     costs.slowdown = 1.0
@@ -140,7 +146,7 @@ def run_warmup_request(
     costs: CostModel,
     num_images: int,
     steps: int,
-    guidance: float = 2.0,
+    guidance: float = _GUIDANCE,
     prompt: str = "",
 ) -> None:
     """Generate and discard `num_images` images of the default size, measured into `costs`.
