@@ -40,14 +40,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "bundled"
     additional_models: Annotated[
         tuple[str, ...],
-        Meta(description="additional models, of either kind, on the same devices; a request selects one with `model`"),
+        Meta(description="further models, of either kind, on the same devices; a request selects one with `model`"),
     ] = ()
     endpoints: Annotated[
         tuple[EndpointConfig, ...],
         Meta(
-            description="endpoints with code of your own, [[endpoints]] tables in the file: `name`, `code` "
-            "(`FILE.py:CLASS`), `model`, `timeout_s`, `load_timeout_s`, `settings`; in variables and flags a TOML "
-            "array of tables: docs/user-code.md"
+            description="endpoints with code of your own: [[endpoints]] tables in the file, in variables and flags a "
+            "TOML array of tables: docs/user-code.md"
         ),
     ] = ()
     log_level: Annotated[
@@ -55,19 +54,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "info"
     log_format: Annotated[
         Literal["auto", "json", "text"],
-        Meta(
-            description="`json` is one object a line, `text` is human-readable; `auto` is text on a terminal and JSON "
-            "elsewhere"
-        ),
+        Meta(description="`json` is one object a line; `auto` is text on a terminal and JSON elsewhere"),
     ] = "auto"
     log_prompts: Annotated[
-        Literal["off", "hash", "full"], Meta(description="how prompts are logged: not at all, as SHA-256, or in full")
+        Literal["off", "hash", "full"],
+        Meta(description="whether prompts are logged: not at all, as SHA-256, or in full"),
     ] = "off"
     traces_endpoint: Annotated[
         str,
         Meta(
-            description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`); empty is no "
-            "traces. Needs `noria-serve[traces]`: docs/traces.md"
+            description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`); empty is "
+            "no traces. Needs `noria-serve[traces]`: docs/traces.md"
         ),
     ] = ""
     traces_ratio: Annotated[

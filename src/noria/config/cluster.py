@@ -13,23 +13,20 @@ class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     engine_replicas: Annotated[
         Annotated[int, Meta(ge=1, le=10_000)] | Annotated[str, Meta(pattern=r"^\d{1,5}-\d{1,5}\Z")],
         Meta(
-            description="engines of each model, each with one device: a number, or the fewest and the most, such as "
-            "`1-8`, between which it follows the backlog: docs/ray.md"
+            description="engines of each model, each with one device: a number, or a range such as `1-8`, which "
+            "follows the backlog: docs/ray.md"
         ),
     ] = 1
     frontend_replicas: Annotated[int, Meta(ge=1, le=1000, description="front ends")] = 1
     max_engines_per_node: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(
-            description="engines of one model on one node; `auto` sets no limit: Ray spreads them over the nodes, and "
-            "puts several on one if no other has room"
-        ),
+        Meta(description="engines of one model on one node; `auto` sets no limit: Ray spreads them over the nodes"),
     ] = "auto"
     engine_gpus: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | Auto,
         Meta(
-            description="GPUs that Ray reserves for an engine, or the share of one, so that engines of small models "
-            "are on one GPU; `auto` is 1 if Ray has GPUs and `engine.devices` asks for no CPU"
+            description="GPUs that Ray reserves for an engine, or the share of one, for engines of small models; "
+            "`auto` is 1 if Ray has GPUs and `engine.devices` asks for no CPU"
         ),
     ] = "auto"
     engine_cpus: Annotated[
@@ -40,8 +37,7 @@ class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            description="memory that Ray reserves on a node for an engine, so that no node gets more than it can hold; "
-            "no engine is limited to it",
+            description="memory that Ray reserves on a node for an engine; no engine is limited to it",
         ),
     ] = 0
     target_backlog_s: Annotated[

@@ -28,10 +28,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     slots: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_SLOTS)] | Auto,
         Meta(
-            description="images in the running batch, those that are paused included; further ones wait, and take the "
-            "slots of images that step later. They do not limit a call: the rows that pay off or fit do. `auto` is as "
-            "many as a quarter of the memory holds that is free once the models are loaded and warm, at most 32: "
-            "docs/scheduling.md"
+            description="images in the running batch, paused ones included; further ones wait, and take the slots of "
+            "images that step later. `auto` is what a quarter of the free memory holds, at most 32: docs/scheduling.md"
         ),
     ] = "auto"
     buckets: Annotated[
@@ -53,8 +51,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Annotated[
         Literal["fair", "least-slack", "fcfs", "shortest-first"],
         Meta(
-            description="order in which images and texts are computed: `fair` is `least-slack` with fair shares of the "
-            "device for all clients: docs/scheduling.md"
+            description="order in which images and texts are computed: `fair` is `least-slack` with fair shares for "
+            "all clients: docs/scheduling.md"
         ),
     ] = "fair"
     fair_width_slack: Annotated[
@@ -62,8 +60,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             description="with `fair`, how much longer images beyond their client's share may make a step of all, as a "
-            "part of it, but not so long that a client is slowed down by more than the number of clients: 0 is strict, "
-            "`inf` computes as many images as pay off, whoever sent them",
+            "part of it: 0 is strict, `inf` computes as many images as pay off, whoever sent them: docs/scheduling.md",
         ),
     ] = 0.2
     queue_limit_s: Annotated[
@@ -71,8 +68,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=86400,
-            description="maximum seconds of work queued ahead of a new image; what makes the queue longer is rejected "
-            "with 429. With `fair`, clients share it: docs/scheduling.md",
+            description="maximum seconds of work queued ahead of a new image; more is rejected with 429. With `fair`, "
+            "clients share it: docs/scheduling.md",
         ),
     ] = 120.0
     cache_dir: Annotated[
@@ -113,9 +110,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "_native_math",
         ],
         Meta(
-            description="attention implementation: `auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` are "
-            "for UNets, the others diffusers' names of those for transformers. Which a model allows: docs/models.md. "
-            "Those of the hub (`…_hub`) are not allowed, because they download code"
+            description="attention implementation: `auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` "
+            "are for UNets, the others for transformers. Which a model allows: docs/speed-and-memory.md"
         ),
     ] = "auto"
     channels_last: Annotated[
@@ -127,15 +123,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             pattern=r"^(same|cpu|cuda:\d{1,3})$",
             description="where an image model's text encoders are: `same` as the model, `cpu` (in float32), or "
-            "`cuda:N`; prompts whose embeddings are not cached are encoded there while steps wait",
+            "`cuda:N`: docs/speed-and-memory.md",
         ),
     ] = "same"
     offload: Annotated[
         Literal["none", "encoders", "blocks"],
         Meta(
-            description="what of an image model stays in the host's memory and is copied to the GPU, block by block, "
-            "whenever it is called: `encoders` are the text encoders and the VAE, `blocks` also the denoiser's blocks "
-            "beyond `offload_resident_bytes`; the same images, slower: docs/models.md"
+            description="what of an image model stays in the host's memory and is copied to the GPU whenever it is "
+            "called: `encoders` are the text encoders and the VAE, `blocks` also the denoiser's blocks beyond "
+            "`offload_resident_bytes`; the same images, slower: docs/speed-and-memory.md"
         ),
     ] = "none"
     offload_resident_bytes: Annotated[
@@ -149,7 +145,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool | Auto,
         Meta(
             description="decode and encode images that are larger than a tile in overlapping tiles: less memory, "
-            "slower, and slightly other pixels near the seams; `auto` only those of more than 2048 × 2048 pixels"
+            "slower, slightly other pixels near the seams; `auto` only those of more than 2048 × 2048 pixels"
         ),
     ] = "auto"
     cudnn_benchmark: Annotated[
@@ -159,7 +155,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         Meta(
             description="capture small calls of the UNet of a Stable Diffusion or XL as CUDA graphs, on a GPU: faster "
-            "with few images, and more memory"
+            "with few images, more memory"
         ),
     ] = True
     inference_mode: Annotated[bool, Meta(description="run under torch.inference_mode; false is torch.no_grad")] = True
@@ -167,24 +163,23 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         Meta(
             description="torch.compile the UNet of a Stable Diffusion or XL, or a text encoder: about a minute at "
-            "start-up; needs buckets. Other models refuse it, and take `compile_blocks`"
+            "start-up; needs buckets. Other models take `compile_blocks`"
         ),
     ] = False
     compile_blocks: Annotated[
         bool | Auto,
         Meta(
-            description="torch.compile only the blocks that the denoiser repeats, of any family, for any number of "
-            "rows and tokens: minutes at start-up, later only calls of kinds that were not warmed up are not "
-            "compiled. `auto` measures at the first start whether that is faster on this device and, with `attention` "
-            "`auto`, which attention is: docs/models.md"
+            description="torch.compile the blocks that the denoiser of any family repeats, for any number of rows and "
+            "tokens: minutes at start-up. `auto` measures at the first start whether that is faster: "
+            "docs/speed-and-memory.md"
         ),
     ] = False
     quantize: Annotated[
         Literal["none", "fp8", "int8", "nf4"],
         Meta(
-            description="quantize the linear layers of the blocks that an image model's denoiser repeats, when it is "
-            "loaded: `fp8` and `int8` halve their memory and are faster, with `compile_blocks`, which they need on a "
-            "GPU; `nf4` takes a quarter and is not faster; needs `noria-serve[quantized]`: docs/models.md"
+            description="quantize an image model's denoiser when it is loaded: `fp8` and `int8` halve its memory and "
+            "are faster with `compile_blocks`, which they need on a GPU; `nf4` takes a quarter and is not faster; "
+            "needs `noria-serve[quantized]`: docs/speed-and-memory.md"
         ),
     ] = "none"
     quantize_min_fidelity: Annotated[
@@ -192,8 +187,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="an image model whose quantized denoiser keeps less of its outputs is rejected: the smallest "
-            "cosine of an output with that of the denoiser before, on fixed prompts and noise",
+            description="an image model whose quantized denoiser keeps less of its outputs, as a cosine, is rejected",
         ),
     ] = 0.95
     encoder_precision: Annotated[
@@ -207,15 +201,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "torch"],
         Meta(
             description="what computes text encoders; `auto` is torch on a GPU, and on a CPU ONNX Runtime or, in "
-            "bfloat16, OpenVINO; `torch` is torch on a CPU as well, in float32 or bfloat16: no export, mostly slower"
+            "bfloat16, OpenVINO; `torch` needs no export, and is mostly slower"
         ),
     ] = "auto"
     encoder_packing: Annotated[
         Literal["auto", "on", "off"],
         Meta(
-            description="whether texts of a batch follow each other without padding, where torch computes them: `auto` "
-            "measures on a GPU which is faster when a model is loaded, and pads on a CPU; `on` packs, and rejects a "
-            "model that cannot: docs/encoders.md"
+            description="whether texts of a batch follow each other without padding, where torch computes them: "
+            "`auto` measures it on a GPU, and pads on a CPU; `on` rejects a model that cannot: docs/encoders.md"
         ),
     ] = "auto"
     encoder_min_fidelity: Annotated[
@@ -223,8 +216,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="an encoder whose precision keeps less of float32's results is rejected: the smallest cosine "
-            "of an embedding on 200 lines of documents, or 1 less the largest difference of a score",
+            description="an encoder whose precision keeps less of float32's results, as a cosine or 1 less the "
+            "largest difference of a score, is rejected",
         ),
     ] = 0.999
     encoder_sessions: Annotated[
@@ -238,8 +231,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto", "shared"],
         Meta(
             description="how text encoders and image models divide the cores of a CPU: with `auto` both use all, and "
-            "texts go first; with `shared` both use all as equals; a number is the cores of the encoders, and images "
-            "have the rest"
+            "texts go first; with `shared` as equals; a number is the cores of the encoders, and images have the rest"
         ),
     ] = "auto"
     embedding_cache_bytes: Annotated[
@@ -248,50 +240,47 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     loras: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of LoRA files (.safetensors) that requests can name; `FOLDER` is for all image "
-            "models, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub, `bundled` has those of the "
-            "bundled model: docs/models.md. None with `compile`, or with `quantize` int8 or fp8 on a GPU"
+            description="folders of LoRA files; `FOLDER` is for all image models, `MODEL=FOLDER` for one, "
+            "`hf://ORG/NAME` is downloaded, `bundled` has those of the bundled model: docs/adapters.md. None with "
+            "`compile`, or with `quantize` int8 or fp8 on a GPU"
         ),
     ] = ("bundled",)
     lora_cache_bytes: Annotated[
         int,
         Meta(
             ge=0,
-            description="LoRAs of a model kept on the device, in use or for reuse; those of accepted requests are "
-            "never evicted, and a request that does not fit beside them is rejected with 429",
+            description="LoRAs of a model kept on the device; a request that does not fit beside those of accepted "
+            "ones is rejected with 429",
         ),
     ] = 2_147_483_648
     controlnets: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of ControlNets for Stable Diffusion 1.x, 2.x and XL, loaded with the models that they "
-            "fit; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is downloaded from the hub: "
-            "docs/models.md. None with `compile`"
+            description="folders of ControlNets for Stable Diffusion 1.x, 2.x and XL, given as `loras`: "
+            "docs/adapters.md. None with `compile`"
         ),
     ] = ()
     ip_adapters: Annotated[
         tuple[str, ...],
         Meta(
-            description="files of IP-Adapters (.safetensors), or folders of them, for Stable Diffusion 1.x, 2.x and "
-            "XL and for FLUX.1, loaded with the models that they fit, each with the image encoder in the folder "
-            "`image_encoder` beside it; `FILE` is for all of these, `MODEL=FILE` for one, `hf://ORG/NAME/FILE` is "
-            "downloaded from the hub: docs/models.md. None with `compile`, or with `quantize` int8 or fp8 on a GPU"
+            description="files of IP-Adapters, or folders of them, for Stable Diffusion 1.x, 2.x, XL and FLUX.1, each "
+            "with its encoder in the folder `image_encoder` beside it; `FILE`, `MODEL=FILE` or `hf://ORG/NAME/FILE`: "
+            "docs/adapters.md. None with `compile`, or with `quantize` int8 or fp8 on a GPU"
         ),
     ] = ()
     ip_adapter_encoders: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of image encoders (CLIPVisionModelWithProjection of transformers, or a CLIPModel) for "
-            "IP-Adapters that have none beside them, or one of another width; `hf://ORG/NAME` or "
-            "`hf://ORG/NAME/FOLDER` is downloaded from the hub"
+            description="folders of image encoders (CLIPVisionModelWithProjection of transformers, or a CLIPModel) "
+            "for IP-Adapters that have none beside them, or one of another width; `hf://ORG/NAME[/FOLDER]` is "
+            "downloaded"
         ),
     ] = ()
     refiners: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of refiners for models of Stable Diffusion XL, loaded with the models and used by "
-            "requests that ask for them; `FOLDER` is for all of these, `MODEL=FOLDER` for one, `hf://ORG/NAME` is "
-            "downloaded from the hub, and `FILE.safetensors` instead of a folder is converted: docs/models.md"
+            description="folders of refiners for models of Stable Diffusion XL, given as `loras`, or "
+            "`FILE.safetensors`: docs/adapters.md"
         ),
     ] = ()
     vae: Annotated[
@@ -304,16 +293,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     parts: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders in diffusers format, or hub ids, with what a file lacks that has the transformer of a "
-            "model alone: tokenizers, scheduler, text encoders, VAE. A file takes the first of its family: "
-            "docs/models.md"
+            description="folders in diffusers format, or hub ids, with what a file lacks that has a model's "
+            "transformer alone; a file takes the first of its family: docs/models.md"
         ),
     ] = ()
     checkpoints: Annotated[
         str,
         Meta(
-            description="folder of image models beside the others, single files and folders in diffusers format: each "
-            "is a model by its name, loaded when a request names it: docs/models.md"
+            description="folder of image models, single files and folders in diffusers format, each loaded when a "
+            "request names it: docs/models.md"
         ),
     ] = ""
     max_checkpoints_loaded: Annotated[
@@ -321,22 +309,21 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=1024,
-            description="models of `checkpoints` on a device at most; for a further one, that which was used least "
-            "recently is unloaded",
+            description="models of `checkpoints` on a device at most; for a further one, the least recently used is "
+            "unloaded",
         ),
     ] = 1
     safety_classifiers: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of image classifiers (AutoModelForImageClassification of transformers) that check "
-            "each generated image; `FOLDER` is for all image models, `MODEL=FOLDER` for one, `hf://ORG/NAME` is "
-            "downloaded from the hub. Checked models make no previews: docs/models.md"
+            description="folders of image classifiers that check each generated image, given as `loras`; checked "
+            "models make no previews: docs/adapters.md"
         ),
     ] = ()
     safety_labels: Annotated[
         tuple[str, ...],
         Meta(
-            description="labels of the safety classifiers that are refused; each classifier has at least one of them",
+            description="labels that are refused; each classifier has at least one of them",
         ),
     ] = ("nsfw",)
     safety_threshold: Annotated[
@@ -344,29 +331,29 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=1,
-            description="an image is refused if its safety score, the probability of `safety_labels`, is so high; "
-            "`safety_threshold` of a model's noria.json can only be stricter",
+            description="an image is refused if its safety score, the probability of `safety_labels`, is so high; a "
+            "model's noria.json can only be stricter",
         ),
     ] = 0.5
     embeddings: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of embeddings (textual inversion, .safetensors) that prompts in A1111's syntax can "
-            "name; `FOLDER` is for all image models, `MODEL=FOLDER` for one: docs/models.md"
+            description="folders of embeddings (textual inversion) for prompts in A1111's syntax; `FOLDER` or "
+            "`MODEL=FOLDER`: docs/adapters.md"
         ),
     ] = ()
     upscalers: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of upscalers of pixels (.safetensors, .pth), such as ESRGAN's, for A1111's hires fix "
-            "and its extras; needs `noria-serve[upscalers]`: docs/models.md"
+            description="folders of upscalers of pixels (.safetensors, .pth) for A1111's hires fix and extras; needs "
+            "`noria-serve[upscalers]`: docs/adapters.md"
         ),
     ] = ()
     encoder_batch_texts: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(
-            description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU and 64 on a GPU, or 256 if "
-            "all encoders of the start pack them: models mounted later do not change it"
+            description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU and 64 on a GPU, or 256 "
+            "if all encoders of the start pack them"
         ),
     ] = "auto"
     encoder_batch_tokens: Annotated[
@@ -390,9 +377,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=19,
-            description="CPU niceness of the threads that load a version of a model beside those that serve: with 19 "
-            "requests are delayed least, and the load takes longest; an export to ONNX then pauses while others want "
-            "its core",
+            description="CPU niceness of the threads that load a version beside those that serve: with 19 requests "
+            "are delayed least, and the load takes longest",
         ),
     ] = 19
     hang_timeout_s: Annotated[
@@ -401,7 +387,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
             le=86400,
             description="an engine is killed and restarted when one iteration takes longer than this and than ten "
-            "times its longest iteration so far, or when it does not answer pings for this long",
+            "times its longest so far, or when it does not answer pings for this long",
         ),
     ] = 60.0
     start_timeout_s: Annotated[

@@ -28,15 +28,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ssl_keyfile: Annotated[
         str,
         Meta(
-            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty is that the key "
-            "is in `ssl_certfile`"
+            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty: the key is in "
+            "`ssl_certfile`"
         ),
     ] = ""
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(
             description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto "
-            "are trusted, and `unix` for those that connect to `uds`; those of all others are ignored. `[]` is none"
+            "are trusted, and `unix` for those that connect to `uds`; `[]` is none"
         ),
     ] = ("127.0.0.1", "::1", "unix")
     allowed_hosts: Annotated[
@@ -44,30 +44,27 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="names by which clients reach the server, as in their Host header: `images.example`, "
             "`*.example` for all below it, `*` for any. Always allowed are IP addresses, `localhost` and `host`; "
-            "others are answered 421, so that no web page reaches the server by a name of its own (DNS rebinding)"
+            "others are answered 421, against DNS rebinding"
         ),
     ] = ()
     metrics_address: Annotated[
         str,
-        Meta(
-            description="another `ADDRESS:PORT` to listen on, which serves /metrics only; then the server's port does "
-            "not. Empty is /metrics on the server's port"
-        ),
+        Meta(description="another `ADDRESS:PORT` to listen on, which serves /metrics in place of the server's port"),
     ] = ""
     grpc_port: Annotated[
         int,
         Meta(
             ge=0,
             le=65535,
-            description="port on `host` for the Open Inference Protocol over gRPC (docs/encoders.md), with TLS as the "
-            "others; 0 is none. Needs `noria-serve[grpc]`",
+            description="port on `host` for the Open Inference Protocol over gRPC (docs/encoders.md); 0 is none. "
+            "Needs `noria-serve[grpc]`",
         ),
     ] = 0
     processes: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | Annotated[str, Meta(pattern=r"^(auto|\d{1,2}(-\d{1,2})?)\Z")],
         Meta(
-            description="front-end processes sharing the port: a number, the fewest and the most, such as `1-4`, "
-            "between which it follows the load, or `auto`, which is 1 to half of the cores: docs/operations.md"
+            description="front-end processes sharing the port: a number, a range such as `1-4`, which follows the "
+            "load, or `auto`, 1 to half of the cores: docs/operations.md"
         ),
     ] = 1
     sticky_header: Annotated[
@@ -75,8 +72,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             pattern=r"^[A-Za-z0-9-]{0,64}\Z",
             description="header, such as `X-User`, whose value decides which version answers while an endpoint has a "
-            "canary: requests with the same value get the same version. Empty, or without the header, each request is "
-            "chosen by itself",
+            "canary; without it, each request is chosen by itself",
         ),
     ] = ""
     client_header: Annotated[
@@ -84,16 +80,16 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             pattern=r"^[A-Za-z0-9-]{0,64}\Z",
             description="header, such as `X-User`, whose value says whose share of an engine a request without an API "
-            "key takes: docs/scheduling.md. Set it only behind a proxy that sets it. Empty, or without the header, it "
-            "is `user` of OpenAI's requests, or the client's address",
+            "key takes: docs/scheduling.md. Set it only behind a proxy that sets it. Without it, `user` of OpenAI's "
+            "requests counts, or the client's address",
         ),
     ] = ""
     max_connections: Annotated[
         int,
         Meta(
             ge=16,
-            description="connections of a front end over HTTP; more are closed at once. Never more than the files that "
-            "the process may have open",
+            description="connections of a front end over HTTP, at most the files that the process may have open; more "
+            "are closed at once",
         ),
     ] = 8192
     max_connections_per_client: Annotated[
@@ -131,8 +127,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="maximum length of a text to a text encoder, in characters; a longer one would hold up the "
-            "tokenizing of others",
+            description="maximum length of a text to a text encoder, in characters",
         ),
     ] = 100_000
     max_prompt_chars: Annotated[int, Meta(ge=1, description="maximum length of a prompt, in characters")] = 4000
@@ -160,8 +155,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         Meta(
             description="requests move from an engine with much work to one of the same model that has less than half "
-            "of it (ADR 19), also while their images run. Images of engines that differ in hardware or in PyTorch "
-            "differ a little, so there false keeps each request where it is"
+            "of it, also while their images run. Images of engines that differ in hardware or in PyTorch differ a "
+            "little: there false keeps each request where it is"
         ),
     ] = True
     drain_s: Annotated[
@@ -170,21 +165,21 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
             le=86400,
             description="after SIGTERM, how long requests in flight may still take; the rest are answered 503 with "
-            "Retry-After. All processes exit at most 10 s later: within Kubernetes' 30 s",
+            "Retry-After. All processes exit at most 10 s later",
         ),
     ] = 20.0
     api_keys_file: Annotated[
         str,
         Meta(
-            description="TOML file of API keys, their scopes and limits (`noria key`), read again when it has changed; "
-            "empty is no keys: any client that reaches the port may do everything but change the registry"
+            description="TOML file of API keys, their scopes and limits (`noria key`), read again when it has "
+            "changed; empty: any client that reaches the port may do everything but change the registry"
         ),
     ] = ""
     live: Annotated[
         Literal["auto", "full", "no-previews", "off"],
         Meta(
-            description="what /live shows of the running batch: `full` includes thumbnails of all images in progress; "
-            "`auto` is full without API keys and no-previews with them"
+            description="what /live shows of the running batch: `full` includes thumbnails; `auto` is full without "
+            "API keys and no-previews with them"
         ),
     ] = "auto"
 

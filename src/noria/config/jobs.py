@@ -14,8 +14,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="database of jobs: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or "
-            "`postgresql://USER@HOST/NAME` "
-            "(a password goes into PGPASSWORD or PGPASSFILE: process listings show settings)"
+            "`postgresql://USER@HOST/NAME` (a password goes into PGPASSWORD or PGPASSFILE: process listings show "
+            "settings)"
         ),
     ] = "auto"
     database_timeout_s: Annotated[
@@ -23,8 +23,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=600,
-            description="a statement that PostgreSQL does not answer within this time fails, and a request that waits "
-            "as long for a free thread; either is answered 503",
+            description="a statement that PostgreSQL does not answer within this time fails, as does a request that "
+            "waits as long for a free thread; either is answered 503",
         ),
     ] = 10.0
     results: Annotated[
@@ -55,8 +55,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0.01,
             le=100,
-            description="weight of the jobs of an API key in the shares of an engine, beside 1 of a client that waits "
-            "for its answer: docs/scheduling.md",
+            description="weight of the jobs of an API key in the shares of an engine, beside 1 of a client that "
+            "waits: docs/scheduling.md",
         ),
     ] = 0.25
     max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are rejected with 429")] = 10_000
@@ -70,8 +70,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of the stored texts and start images of all jobs that have not ended, of one API "
-            "key a quarter; more are rejected with 429",
+            description="maximum size of the stored texts and start images of all jobs that have not ended, of one "
+            "API key a quarter; more are rejected with 429",
         ),
     ] = 1_073_741_824
     max_pending_webhooks: Annotated[
@@ -85,10 +85,9 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     webhook_secret_file: Annotated[
         str,
         Meta(
-            description="file with the server's secret, `whsec_` and base64, from which those are derived that sign "
-            "each API key's webhooks (`noria key webhook-secret`); in a second line, the one before it during a "
-            "rotation. `auto` is `webhook-secret` beside the SQLite file, by default in `data_dir`, created at the "
-            "first start; not with PostgreSQL"
+            description="file with the server's secret, `whsec_` and base64, from which those of API keys are derived "
+            "(`noria key webhook-secret`); in a second line, the one before it during a rotation. `auto` is "
+            "`webhook-secret` beside the SQLite file, created at the first start; not with PostgreSQL"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what
     webhook_allow_private: Annotated[

@@ -10,17 +10,13 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     database: Annotated[
         str,
-        Meta(
-            description="database of the registry: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or "
-            "`postgresql://USER@HOST/NAME`, which may be that of the jobs (a password goes into PGPASSWORD or "
-            "PGPASSFILE)"
-        ),
+        Meta(description="database of the registry, as `jobs.database`, which may be the same"),
     ] = "auto"
     deployments: Annotated[
         bool,
         Meta(
-            description="follow the registry's deployments: load, serve and release versions while the server runs. "
-            "Without it the server serves the models of its configuration only"
+            description="follow the registry's deployments; without it the server serves the models of its "
+            "configuration only"
         ),
     ] = True
     lineage_events_per_minute: Annotated[
@@ -41,8 +37,8 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(
             description="folders of this machine, and URLs of folders in stores (`s3://BUCKET/FOLDER`), below which "
-            "`POST /v1/registry/versions` may read models; besides them the hub, the MLflow server of the environment, "
-            "and models in packages"
+            "`POST /v1/registry/versions` may read models; besides them the hub, the MLflow server of the "
+            "environment, and models in packages"
         ),
     ] = ()
     max_source_gib: Annotated[

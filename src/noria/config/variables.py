@@ -22,11 +22,7 @@ class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     builtin: Annotated[
         tuple[Literal["prompts", "parameters", "images", "texts"], ...],
-        Meta(
-            description="built-in variables that are counted at all endpoints, by group: `prompts`, `parameters` (of "
-            "image requests), `images` (that were generated), `texts` (and their embeddings and labels): "
-            "docs/statistics.md"
-        ),
+        Meta(description="built-in variables that are counted at all endpoints, by group: docs/statistics.md"),
     ] = ()
     sampling: Annotated[
         float, Meta(ge=0, le=1, description="share of the requests whose built-in variables are counted")
@@ -43,7 +39,6 @@ class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[VariableConfig, ...],
         Meta(
             description="variables that code of your own records, and other edges or endpoints of built-in ones, "
-            "[[statistics.variables]] tables in the file: `variable`, `endpoint` (`*` and `?` are wildcards), `kind` "
-            "(scalar, category, value, counter), `edges`, `sampling`"
+            "[[statistics.variables]] tables in the file: docs/statistics.md"
         ),
     ] = ()

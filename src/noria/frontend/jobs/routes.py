@@ -129,9 +129,8 @@ class JobRoutes:
                 path="/v1/jobs/{id}",
                 handler=self.cancel,
                 summary="Cancel or erase a job",
-                description="Its images leave the running batch. A job that has ended is not changed. With "
-                "`erase=true` the job, its images and its pending webhooks are deleted at once, whether it has ended "
-                "or not.",
+                description="Its images leave the running batch. With `erase=true` the job, its images and its "
+                "pending webhooks are deleted at once, whether it has ended or not.",
                 parameters=[id_parameter, parameter("erase", "query", type="boolean", default=False)],
                 response=Job,
                 other_responses={204: ("the job is erased", None)},

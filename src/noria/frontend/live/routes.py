@@ -45,9 +45,8 @@ class LiveRoutes:
                 scopes=(),
                 summary="Stream the running batches",
                 description="Server-sent events without an end: `engines`, the state of each engine, at every change; "
-                "`engine_view`, up to five times a second for each engine: its slots, queue, clients' shares, last "
-                "iterations with the sizes that shared a model call and, unless `thumbnails` is false, thumbnails of "
-                "its images.",
+                "`engine_view`, up to five times a second for each engine: its slots, queue, shares, last iterations "
+                "and thumbnails.",
                 parameters=[parameter("thumbnails", "query", type="boolean", default=True)],
                 response=EVENT_STREAM,
                 errors=[InvalidField, RouteNotFound, RateLimited],

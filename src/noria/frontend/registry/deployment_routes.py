@@ -109,8 +109,7 @@ class DeploymentRoutes:
                 handler=self.deploy,
                 summary="Deploy a version",
                 description="Lets a version of the registry answer the requests to an endpoint: all of them, or a "
-                "share as a canary. Running servers load it and move the traffic. The same request again changes "
-                "nothing until that is finished.",
+                "share as a canary. The same request again changes nothing until that is finished.",
                 body=DeployRequestBody,
                 example={"endpoint": "t2i", "version": "shapes@3", "ramp": "5,25,50,100 every 10m"},
                 response=Deployment,

@@ -59,8 +59,8 @@ class LineageRoutes:
                 path="/api/v1/lineage",
                 handler=self.event,
                 summary="Send an event of OpenLineage",
-                description="The registry records it. An event that was received before is accepted and changes "
-                "nothing, so clients may repeat it. The whole event is kept, also what is not listed here.",
+                description="An event that was received before is accepted and changes nothing. The whole event is "
+                "kept, also what is not listed here.",
                 body=LineageEventBody,
                 describe=_describe_event,
             ),

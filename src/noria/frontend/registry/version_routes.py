@@ -135,9 +135,8 @@ class RegistryRoutes:
                 group="Deployments",
                 scopes=("deploy",),
                 summary="Add a version of a model",
-                description="As `noria models add` does: reads the source, copies what is not on the server's machine, "
-                "and registers the content as a version. It takes as long as that takes; if the connection breaks, it "
-                "goes on, and the same request waits for it or finds the version.",
+                description="As `noria models add` does. If the connection breaks, it goes on, and the same request "
+                "waits for it or finds the version.",
                 body=AddVersionBody,
                 fields=_FIELDS,
                 example={"model": "shapes", "source": "hf://org/shapes@v1", "alias": "prod"},
@@ -193,9 +192,9 @@ class RegistryRoutes:
                 group="Lineage",
                 scopes=("deploy",),
                 summary="Strike out lineage",
-                description="The event with this digest, or all events of the run, count no more: parameters, metrics, "
-                "inputs and outputs that only they state are taken back. The events stay, and traces show that they "
-                "are struck out, by whom and why. Answers with the digests of the events that counted until then.",
+                description="The event with this digest, or all events of the run, count no more; they stay, and "
+                "traces show that they are struck out, by whom and why. Answers with the digests of the events that "
+                "counted until then.",
                 body=StrikeOutBody,
                 fields=_FIELDS,
                 example={"run_id": "01a2028d-9625-77a9-a141-efbbcc3a6ef9", "why": "the wrong data set"},

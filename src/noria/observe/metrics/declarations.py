@@ -36,8 +36,7 @@ _section = Section("Requests, counted by the front ends")
 # A request here is an image request by any route, or a job.
 REQUESTS = _section.counter(
     "noria_requests",
-    "Image requests answered, including rejected ones; a job counts once, when it has ended. "
-    "A body that cannot be parsed counts only as an HTTP request.",
+    "Image requests answered, including rejected ones; a job counts once, when it has ended.",
     "model",
     "outcome",
 )
@@ -294,8 +293,7 @@ PADDING_TOKENS = _section.counter(
 )
 FIDELITY = _section.gauge(
     "noria_fidelity_ratio",
-    "How near a text encoder's results are to float32's, or a quantized denoiser's to those before: 1 is equal, below "
-    "`engine.encoder_min_fidelity` or `engine.quantize_min_fidelity` it is rejected.",
+    "How near a text encoder's results are to float32's, or a quantized denoiser's to those before: 1 is equal.",
     "engine",
     "model",
     "dtype",
@@ -304,7 +302,7 @@ FIDELITY = _section.gauge(
 CALL_SPEEDUP = _section.gauge(
     "noria_call_speedup_ratio",
     "How many times as fast a denoiser is called as uncompiled and with torch's attention, where "
-    "`engine.compile_blocks` is `auto`: 1 if nothing faster was found.",
+    "`engine.compile_blocks` is `auto`.",
     "engine",
     "model",
     "compile_blocks",

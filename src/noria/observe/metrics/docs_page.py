@@ -8,15 +8,14 @@ from noria.observe.metrics.section import Declaration
 _INTRODUCTION = """# Metrics
 
 `GET /metrics` of any front end returns every metric of the server, summed over its front ends and
-engines. The format is OpenMetrics with exemplars if the scraper asks for it, as Prometheus does,
-and Prometheus' text format otherwise. The counts of ended processes are kept. An exemplar is the
-`request_id` of the latest request in a bucket that this front end served, and its `trace_id` if its
-trace is recorded; the Grafana of `deploy/` links from there to the [trace](traces.md). OpenMetrics
-limits an exemplar to 128 characters, so with a `request_id` longer than 78 characters only the
-`trace_id` is kept; log lines have both.
+engines: OpenMetrics with exemplars if the scraper asks for it, as Prometheus does, and Prometheus'
+text format otherwise. The counts of ended processes are kept. An exemplar is the `request_id` of
+the latest request in a bucket that this front end served, and its `trace_id` if its trace is
+recorded; the Grafana of `deploy/` links from there to the [trace](traces.md). With a `request_id`
+longer than 78 characters only the `trace_id` is kept.
 
-`make docs` writes this page from `src/noria/observe/metrics/declarations.py`, where each metric is
-declared once.
+`make docs` writes this page from `src/noria/observe/metrics/declarations.py`. Units are in the
+names.
 
 Labels are bounded:
 
@@ -25,14 +24,10 @@ Labels are bounded:
 - `outcome` is `ok` or a code of [errors.md](errors.md), and `reason` is such a code.
 - `path` is a route's template or `other`; `method` is an HTTP method or `other`.
 - `shape` is one of the first 32 image sizes generated, or `other`.
-- `engine` is `engine-0`, `engine-1` …, one for each kind of model on each device, as in the log,
-  `GET /v1/live` and traces.
+- `engine` is `engine-0`, `engine-1` …, as in the log, `GET /v1/live` and traces.
 
 A restarted engine continues its counters. Gauges exist only for running engines: while an engine
-loads, and after it has ended, its `noria_engine_up` is 0 and its other gauges are absent. The mean
-time of an engine's iterations is `noria_engine_busy_seconds_total` divided by
-`noria_iterations_total`; times by image size are for all engines together
-(`noria_iteration_seconds`).
+loads, and after it has ended, its `noria_engine_up` is 0 and its other gauges are absent.
 """
 
 QUERIES = {
@@ -66,13 +61,15 @@ def metrics_page() -> str:
     """Return the whole page."""
     parts = [_INTRODUCTION]
     for section, declarations in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.section):
-        parts += [f"\n## {section}\n", "| Metric | Kind | Unit | Labels | Meaning |\n|---|---|---|---|---|"]
+        parts += [f"\n## {section}\n", "| Metric | Kind | Labels | Meaning |\n|---|---|---|---|"]
         parts += [_row(each) for each in declarations]
-    parts += ["\n## Buckets\n", "| Metric | Upper bounds |\n|---|---|"]
+    parts += ["\n## Buckets\n", "| Metrics | Upper bounds |\n|---|---|"]
+    names: dict[tuple[float, ...], list[str]] = {}
+    for each in DECLARATIONS.values():
+        if each.buckets:
+            names.setdefault(tuple(each.buckets), []).append(f"`{each.name}`")
     parts += [
-        f"| `{each.name}` | {', '.join(f'{upper_bound:g}' for upper_bound in each.buckets)} |"
-        for each in DECLARATIONS.values()
-        if each.buckets
+        f"| {', '.join(with_them)} | {', '.join(f'{b:g}' for b in bounds)} |" for bounds, with_them in names.items()
     ]
     parts += ["\n## Questions and their queries\n", "| Question | PromQL |\n|---|---|"]
     parts += [f"| {question} | `{query}` |" for question, query in QUERIES.items()]
@@ -81,4 +78,4 @@ def metrics_page() -> str:
 
 def _row(declaration: Declaration) -> str:
     labels = ", ".join(f"`{label}`" for label in declaration.labels)
-    return f"| `{declaration.name}` | {declaration.kind} | {declaration.unit} | {labels} | {declaration.help} |"
+    return f"| `{declaration.name}` | {declaration.kind} | {labels} | {declaration.help} |"

@@ -68,12 +68,6 @@ class Declaration:
     section: str  # heading in docs/metrics.md
 
     @property
-    def unit(self) -> str:
-        """The unit of a value, by the metric's name; empty if it has none."""
-        stem = self.name.removesuffix("_total")
-        return next((unit for unit in ("seconds", "bytes", "ratio") if stem.endswith(unit)), "")
-
-    @property
     def series(self) -> tuple[str, ...]:
         """The names of its series, which a query may use."""
         return (

@@ -71,9 +71,9 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             path=f"{_ROOT}/txt2img",
             handler=routes.txt2img,
             summary="Generate images with A1111's API",
-            description="Bounds are those of `/t2i`. Features that Noria does not have are rejected unless they are "
-            "off. As in A1111, numbers may be strings, and unknown fields are ignored. ControlNets and an "
-            "IP-Adapter are units of `alwayson_scripts.controlnet`.",
+            description="Features that Noria does not have are rejected unless they are off. As in A1111, numbers may "
+            "be strings, and unknown fields are ignored. ControlNets and an IP-Adapter are units of "
+            "`alwayson_scripts.controlnet`.",
             body=Txt2Img,
             fields=_FIELDS,
             example={"prompt": "a red circle above a blue square", "sampler_name": "Euler", "steps": 20, "seed": -1},

@@ -90,7 +90,7 @@ _FIELDS = {
     "model": "the name of a served text encoder, or `noria` for the first one",
     "dimensions": "cut the embeddings to so many numbers",
     "encoding_format": "`float`: numbers; `base64`: little-endian float32",
-    "user": "accepted for OpenAI's clients",
+    "user": "whose share of an engine the request takes, on a server without API keys",
     "normalize": "whether embeddings have length 1; default: as the model's own configuration says",
     "truncate": "cut texts that are too long, or reject them; default: `frontend.truncate_texts`",
     "prompt_name": "name of the model's prompt to put before each text; default: the model's default prompt",

@@ -113,8 +113,8 @@ class ModelRoutes:
                 scopes=(),
                 summary="Get one model",
                 description="In the form of OpenAI's API, by its name, or by the alias `noria` for the first one; "
-                "with its defaults, the load of the engines that hold it, and the measured costs in seconds. "
-                "A checkpoint that no request has named is as in the list.",
+                "with its defaults, the load of its engines, and the measured costs in seconds. A checkpoint that no "
+                "request has named is as in the list.",
                 parameters=[parameter("model", "path")],
                 response=(ModelDetail, EncoderDetail, ModelCard),
                 errors=[ModelNotFound, EngineUnavailable],

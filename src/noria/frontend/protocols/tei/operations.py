@@ -180,9 +180,8 @@ def tei_operations(routes: TeiRoutes) -> list[Operation]:
             path="/",
             handler=routes.root,
             summary="Serve the first text encoder",
-            description="As `/embed` or `/predict`, depending on the model's task; a body with `query` as `/rerank`, "
-            "one with a `source_sentence` as `/similarity`. A model that classifies tokens returns their entities. "
-            "huggingface_hub's client calls this route.",
+            description="As `/embed` or `/predict`, by the model's task; a body with `query` as `/rerank`, one with a "
+            "`source_sentence` as `/similarity`. A model that classifies tokens returns their entities.",
             body=(
                 EmbedRequestBody,
                 EncodeRequestBody,
