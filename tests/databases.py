@@ -111,13 +111,3 @@ def empty_database(server_url):
     with admin.connect() as connection:
         connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
     admin.dispose()
-
-
-def check_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
-    """Assert that a database's tables have the columns and indexes that are declared, as after migrations."""
-    found = sa.inspect(engine)
-    for table in metadata.sorted_tables:
-        columns = {(each["name"], each["nullable"]) for each in found.get_columns(table.name)}
-        assert columns == {(each.name, each.nullable) for each in table.columns}, table.name
-        indexes = {each["name"] for each in found.get_indexes(table.name) if "duplicates_constraint" not in each}
-        assert indexes == {each.name for each in table.indexes}, table.name
