@@ -104,6 +104,12 @@ def data_home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def anyio_backend():
+    """What runs async tests: asyncio, as the server does."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def bundled_folder():
     """The model in the package."""
     return BUNDLED
