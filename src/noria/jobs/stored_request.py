@@ -73,4 +73,6 @@ def serialize(stored: StoredRequest | StoredTextRequest) -> bytes:
 def deserialize(raw: str | bytes) -> StoredRequest | StoredTextRequest:
     """Decode what `serialize` encoded; raises msgspec.MsgspecError if it is something else."""
     stored = msgspec.json.decode(raw, type=dict[str, Any])
-    return msgspec.convert(stored, StoredTextRequest if stored.get("kind") == "texts" else StoredRequest)
+    if stored.get("kind") == "texts":
+        return msgspec.convert(stored, StoredTextRequest)
+    return msgspec.convert(stored, StoredRequest)
