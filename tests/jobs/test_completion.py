@@ -29,6 +29,7 @@ from noria.observe.logs.setup import LineHandler, logging_to
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.testing.requests import make_image_request
+from waiting import wait_until_async
 
 SHAPES = {("shapes", "v1")}
 REQUEST = make_image_request(
@@ -75,9 +76,7 @@ class JobHarness:
         return running_worker(store or self.store, self.results, executor, owner, tracer=self.tracer)
 
     async def wait_until(self, condition):
-        async with asyncio.timeout(60):
-            while not condition(self.record):  # noqa: ASYNC110 - polls a database
-                await asyncio.sleep(0.02)
+        await wait_until_async(lambda: condition(self.record))
 
     async def execute_with(self, *executors):
         for executor in executors:
