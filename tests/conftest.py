@@ -105,7 +105,7 @@ def data_home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def anyio_backend():
-    """What runs async tests: asyncio, as the server does."""
+    """Run async tests in asyncio, as the server runs."""
     return "asyncio"
 
 

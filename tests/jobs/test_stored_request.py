@@ -1,4 +1,4 @@
-"""What a database has of a request is read back, and nothing else is."""
+"""A stored request is read back, and nothing else is."""
 
 import msgspec
 import pytest

@@ -113,7 +113,7 @@ def _check_file(file: pathlib.Path) -> None:
         try:
             header = msgspec.json.decode(header_line, type=_Header)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RegistryError(f"{file} is no backup of a registry.") from error
+            raise RegistryError(f"{file} is no backup of a registry, or one of a development version.") from error
         if header.registry_version != SCHEMA.version:
             raise RegistryError(
                 f"{file} has tables of version {header.registry_version}; this Noria restores version "
