@@ -5,7 +5,6 @@ import os
 import pathlib
 import shutil
 import signal
-import threading
 import uuid
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import pytest
 
 import tiny_models
 from databases import database, postgresql, postgresql_database, postgresql_server  # noqa: F401 - fixtures
+from http_servers import HttpServer
 from leaks import no_leaks  # noqa: F401 - a fixture of every test
 from ray_cluster import ray_world  # noqa: F401 - a fixture
 from waiting import wait_until
@@ -104,6 +104,12 @@ def data_home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def anyio_backend():
+    """Run async tests in asyncio, as the server runs."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def bundled_folder():
     """The model in the package."""
     return BUNDLED
@@ -159,33 +165,16 @@ def chromium():
         browser.close()
 
 
-class Collector:
+class Collector(HttpServer):
     """An OpenTelemetry collector: receives OTLP over HTTP on loopback and keeps every span."""
 
     def __init__(self):
-        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+        super().__init__(self._receive)
+        self.spans, self.endpoint = [], f"{self.url}/v1/traces"
 
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.ingest(body)
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.spans = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def endpoint(self):
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
+    def _receive(self, request):
+        self.ingest(request.body)
+        request.send()
 
     def ingest(self, body):
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -201,11 +190,6 @@ class Collector:
     def wait(self, condition, timeout_s=60):
         """Return the first true value of `condition(spans)`."""
         return wait_until(lambda: condition(list(self.spans)), timeout_s)
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 class CollectedSpan:
@@ -246,6 +230,5 @@ def caller():
 @pytest.fixture(scope="session")
 def collector():
     """The collector for all tests, which find their spans by trace id."""
-    opened = Collector()
-    yield opened
-    opened.close()
+    with Collector() as opened:
+        yield opened

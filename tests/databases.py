@@ -90,34 +90,64 @@ def database(request, tmp_path):
         return
     url = request.getfixturevalue("postgresql_database")
     yield url
+    _execute_alone(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+
+
+class TablesOnce:
+    """A database of each kind in which `create(url)` has made tables; tests get its copy, or it emptied.
+
+    To create them for each test costs more than most tests do. SQLite's file is in `folder`.
+    """
+
+    def __init__(self, create, folder):
+        self.create, self.file, self._url = create, folder / "created.sqlite", None
+        create(f"sqlite:///{self.file}")
+
+    @contextlib.contextmanager
+    def of(self, kind, tmp_path, request):
+        """The URL of a database of this kind, whose tables are empty."""
+        if kind == "sqlite":
+            shutil.copy(self.file, tmp_path / "jobs.sqlite")
+            yield f"sqlite:///{tmp_path}/jobs.sqlite"
+            return
+        if self._url is None:
+            self._url = new_database(request.getfixturevalue("postgresql"))
+            self.create(self._url)
+        yield self._url
+        tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'noria_schema_versions'"
+        truncate = "EXECUTE (SELECT 'TRUNCATE ' || string_agg(tablename, ', ') || ' RESTART IDENTITY' FROM ({}) tables)"
+        # A replica has no triggers, so also what is append-only can be emptied.
+        _execute_alone(
+            self._url, "SET session_replication_role = replica", f"DO $$ BEGIN {truncate.format(tables)}; END $$"
+        )
+
+
+def _execute_alone(url, *statements):
+    """Execute statements once all other connections have ended: those that a test has left would hold its tables."""
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
     with engine.begin() as connection:
-        # Connections that a test has left would keep its tables.
         others = "datname = current_database() AND pid <> pg_backend_pid()"
-        connection.execute(sa.text(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}"))
-        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-        connection.execute(sa.text("CREATE SCHEMA public"))
+        for statement in (f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}", *statements):
+            connection.execute(sa.text(statement))
 
 
 @contextlib.contextmanager
 def empty_database(server_url):
     """The URL of a new database of the PostgreSQL server at `server_url`, which is dropped at the end."""
+    url = new_database(server_url)
+    yield url
+    _administer(server_url, f"DROP DATABASE {sa.make_url(url).database} WITH (FORCE)")
+
+
+def new_database(server_url):
+    """Create a database, which stays as long as the server; returns its URL."""
     name = f"noria_{uuid.uuid4().hex}"
-    admin = sa.create_engine(server_url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    admin.dispose()
-    yield server_url.replace("postgres:@", "postgres@").replace("/postgres?", f"/{name}?")
-    with admin.connect() as connection:
-        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
-    admin.dispose()
+    _administer(server_url, f"CREATE DATABASE {name}")
+    return server_url.replace("postgres:@", "postgres@").replace("/postgres?", f"/{name}?")
 
 
-def check_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
-    """Assert that a database's tables have the columns and indexes that are declared, as after migrations."""
-    found = sa.inspect(engine)
-    for table in metadata.sorted_tables:
-        columns = {(each["name"], each["nullable"]) for each in found.get_columns(table.name)}
-        assert columns == {(each.name, each.nullable) for each in table.columns}, table.name
-        indexes = {each["name"] for each in found.get_indexes(table.name) if "duplicates_constraint" not in each}
-        assert indexes == {each.name for each in table.indexes}, table.name
+def _administer(server_url, statement):
+    url = server_url.replace("postgresql:", "postgresql+psycopg:")
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        connection.execute(sa.text(statement))

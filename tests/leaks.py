@@ -18,6 +18,7 @@ import pytest
 
 GRACE_S = 10.0  # what was asked to end ends within milliseconds; a busy machine takes longer
 _POLL_INTERVAL_S = 0.01
+_COLLECT_AFTER_S = 0.1  # most has ended by then; a garbage collection takes 0.2 s with torch
 
 ALLOWED_THREADS = (
     "tqdm_monitor",  # thread of diffusers' progress bars, one per process, which nothing ends
@@ -128,9 +129,12 @@ def no_leaks():
     """Fail the test if something that it started is still there after it and after the fixtures of its own."""
     before = Snapshot()
     yield
-    deadline = time.monotonic() + GRACE_S
+    ended = time.monotonic()
+    collect_at = ended + _COLLECT_AFTER_S
     while left := Snapshot(before).since(before):
-        if time.monotonic() > deadline:
+        if (now := time.monotonic()) > ended + GRACE_S:
             pytest.fail("left behind: " + "; ".join(left), pytrace=False)
-        gc.collect()  # ends what only a cycle of references keeps open
+        if now > collect_at:
+            gc.collect()  # ends what only a cycle of references keeps open
+            collect_at = now + 1.0
         time.sleep(_POLL_INTERVAL_S)

@@ -277,7 +277,7 @@ def test_a_version_is_deployed_and_rolled_back(own, open_page):
 
 
 def test_a_key_is_asked_for_and_one_without_the_scope_is_not_enough(own, open_page, tmp_path):
-    keys = {"client": generate_key("client"), "deployer": generate_key("deployer", ["registry"])}
+    keys = {"client": generate_key("client"), "deployer": generate_key("deployer", ["lineage", "deploy"])}
     (tmp_path / "keys.toml").write_text("".join(table for _, table in keys.values()))
     url, _ = own(api_keys_file=str(tmp_path / "keys.toml"))
     page = open_page(f"{url}/deployments#t2i")

@@ -170,7 +170,7 @@ def test_a_canary_is_loaded_promoted_and_survives_the_end_of_engines_and_registr
     for name, value in {"RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0"}.items():
         monkeypatch.setenv(name, value)
     first, second, other = folders
-    key, table = generate_key("tester", ["generate", "metrics", "registry"])
+    key, table = generate_key("tester", ["generate", "metrics", "lineage", "deploy"])
     (tmp_path / "keys.toml").write_text(table)
     (tmp_path / "count.py").write_text(CODE)
     (tmp_path / "noria.toml").write_text(SETTINGS.format(model=first, other=other, folder=tmp_path, database=database))

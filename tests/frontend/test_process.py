@@ -152,18 +152,19 @@ def test_a_client_that_does_not_read_is_disconnected_at_the_end_of_a_drain_witho
 
 def test_a_slow_reader_of_the_log_delays_no_request_and_loses_no_line(start):
     """Writes more lines than a pipe holds, which are read after all requests are answered."""
+    num_requests = 100
     mark = new_mark()
     process, client, _ = start(extra_environment=child_log_environment(mark))
     with client:
-        for number in range(300):
+        for number in range(num_requests):
             assert client.get(f"/{number}/{'x' * 8000}").status_code == 404
     paths = []
-    while len(paths) < 300:  # before it is told to end: at its end it waits at most 2 s for a slow reader
+    while len(paths) < num_requests:  # before it is told to end: at its end it waits at most 2 s for a slow reader
         line = msgspec.json.decode(process.stderr.readline().removeprefix(mark.decode()))
         assert "lost" not in line
         if line.get("event") == "access":
             paths.append(line["path"])
-    assert [int(path.split("/")[1]) for path in paths] == list(range(300))
+    assert [int(path.split("/")[1]) for path in paths] == list(range(num_requests))
     process.send_signal(STOP_SIGNAL)
     assert process.wait(timeout=60) == 0
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from databases import TablesOnce
 from noria.jobs.database.schema import open_jobs_database
 from noria.jobs.database.store import JobStore
 from noria.jobs.records import NewJob, new_job_id
@@ -15,6 +16,19 @@ def tracer(collector):
     provider = open_otlp_provider(collector.endpoint, 1.0, "frontend-0")
     yield provider.get_tracer("noria")
     provider.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jobs")
+    return TablesOnce(lambda url: open_jobs_database(url, folder).dispose(), folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request, tmp_path, tables):
+    """The URL of a database without jobs; each test with this fixture runs on SQLite and on PostgreSQL."""
+    with tables.of(request.param, tmp_path, request) as url:
+        yield url
 
 
 @pytest.fixture

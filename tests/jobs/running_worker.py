@@ -10,10 +10,12 @@ from noria.observe.traces.tracer import GLOBAL_TRACER
 
 
 @contextlib.asynccontextmanager
-async def running_worker(store, results, executor, owner="server/frontend-0/1", clock=time.time, tracer=GLOBAL_TRACER):
-    """Run a worker of `store` in a task of its own."""
-    offload = ThreadOffloader()
-    worker = JobWorker(store, results, executor, offload, owner, clock, tracer)
+async def running_worker(
+    store, results, executor, owner="server/frontend-0/1", clock=time.time, tracer=GLOBAL_TRACER, offload=None
+):
+    """Run a worker of `store` in a task of its own, which writes files in the threads of `offload`."""
+    threads = offload or ThreadOffloader()
+    worker = JobWorker(store, results, executor, threads, owner, clock, tracer)
     task = asyncio.create_task(worker.run())
     try:
         yield worker
@@ -21,4 +23,5 @@ async def running_worker(store, results, executor, owner="server/frontend-0/1", 
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await worker.stop()
-        offload.close()
+        if offload is None:
+            threads.close()

@@ -29,6 +29,7 @@ from noria.observe.logs.setup import LineHandler, logging_to
 from noria.observe.metrics import declarations
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.testing.requests import make_image_request
+from waiting import wait_until_async
 
 SHAPES = {("shapes", "v1")}
 REQUEST = make_image_request(
@@ -75,9 +76,7 @@ class JobHarness:
         return running_worker(store or self.store, self.results, executor, owner, tracer=self.tracer)
 
     async def wait_until(self, condition):
-        async with asyncio.timeout(60):
-            while not condition(self.record):  # noqa: ASYNC110 - polls a database
-                await asyncio.sleep(0.02)
+        await wait_until_async(lambda: condition(self.record))
 
     async def execute_with(self, *executors):
         for executor in executors:
@@ -201,14 +200,14 @@ def num_ended():
 
 
 @pytest.mark.parametrize(("ending", "outcome", "status", "attempt"), ENDINGS, ids=[row[0].__name__ for row in ENDINGS])
-def test_the_end_of_a_job_is_reported_once(
+async def test_the_end_of_a_job_is_reported_once(
     engine, tmp_path, job, caller, tracer, collector, lines, ending, outcome, status, attempt
 ):
     store = JobStore(engine, JobCompletionReporter(tracer))
     new = job(request=stored_request(traceparent=caller.traceparent), made_by="alice", webhook="https://example.com/")
     job_id = store.accept(new, 9, time.time())[0].id
     before = num_ended()
-    asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), tracer, job_id)))
+    await ending(JobHarness(store, ResultStore("auto", tmp_path), tracer, job_id))
     record = store.get(job_id)
 
     (line,) = lines()
@@ -256,34 +255,30 @@ REPORTED_BY_THE_WORKER = {
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_requeued_job_is_logged_with_the_reason(store, tmp_path, job, caller, lines, ending, reason):
+async def test_a_requeued_job_is_logged_with_the_reason(store, tmp_path, job, caller, lines, ending, reason):
     job_id = store.accept(job(request=stored_request(traceparent=caller.traceparent)), 9, time.time())[0].id
-    asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id)))
+    await ending(JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id))
     (line,) = lines("noria.jobs")
     expected = {"event": "job_requeued", "request_id": job_id, "trace_id": caller.trace_id, "attempt": 1}
     assert line.items() >= expected.items()
     assert line["message"].endswith(f": {reason}")
 
 
-def test_a_job_that_another_process_ended_is_not_logged_by_the_worker(store, tmp_path, job, lines):
+async def test_a_job_that_another_process_ended_is_not_logged_by_the_worker(store, tmp_path, job, lines):
     for ending in (succeeded_elsewhere_after_lease_expiry, cancelled_while_running):
         job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
-        asyncio.run(ending(JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id)))
+        await ending(JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id))
     assert not lines("noria.jobs")
 
 
-def test_an_expired_lease_is_logged(store, tmp_path, job, lines):
+async def test_an_expired_lease_is_logged(store, tmp_path, job, lines):
     job_id = store.accept(job(request=stored_request()), 9, time.time())[0].id
     scene = JobHarness(store, ResultStore("auto", tmp_path), GLOBAL_TRACER, job_id)
-
-    async def expire_lease():
-        async with scene.running(FakeExecutor(behaviour=hang)) as worker:
-            await scene.wait_until(lambda record: record.status == "processing")
-            assert store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
-            worker.wake()
-            await scene.wait_until(lambda _: lines("noria.jobs"))
-
-    asyncio.run(expire_lease())
+    async with scene.running(FakeExecutor(behaviour=hang)) as worker:
+        await scene.wait_until(lambda record: record.status == "processing")
+        assert store.claim("t/f/1", SHAPES, 9, time.time() + LEASE_S + 60)
+        worker.wake()
+        await scene.wait_until(lambda _: lines("noria.jobs"))
     (line,) = lines("noria.jobs")
     expected = {"level": "warning", "event": "job_abandoned", "request_id": job_id, "attempt": 1}
     assert line.items() >= expected.items()
@@ -307,13 +302,13 @@ def test_of_many_racing_to_end_a_job_only_the_winner_reports_it(database, tmp_pa
         store.close()
 
 
-def test_a_job_stored_in_an_unreadable_form_fails_with_a_log_line_and_blocks_no_other(
+async def test_a_job_stored_in_an_unreadable_form_fails_with_a_log_line_and_blocks_no_other(
     store, tmp_path, job, tracer, lines
 ):
     strange = store.accept(job(request=b"[no JSON", webhook="https://example.com/"), 9, time.time())[0].id
     other = store.accept(job(request=stored_request()), 9, time.time())[0].id
-    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, other).execute_with(MeasuringExecutor()))
-    asyncio.run(JobHarness(store, ResultStore("auto", tmp_path), tracer, strange).execute_with(MeasuringExecutor()))
+    await JobHarness(store, ResultStore("auto", tmp_path), tracer, other).execute_with(MeasuringExecutor())
+    await JobHarness(store, ResultStore("auto", tmp_path), tracer, strange).execute_with(MeasuringExecutor())
     reported = {line["job_id"]: line for line in lines()}
     assert (reported[strange]["outcome"], reported[other]["outcome"]) == ("internal", "ok")
     assert (reported[strange]["model"], reported[strange]["model_version"]) == ("shapes", "v1")

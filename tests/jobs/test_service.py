@@ -47,52 +47,41 @@ async def wait_until_ended(service, job_id):
     return record
 
 
-def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
-    async def scenario():
-        async with serving(in_database(database, tmp_path), tmp_path) as service:
-            record, created = await service.accept(job())
-            assert created
-            assert (await wait_until_ended(service, record.id)).status == "succeeded"
-            assert await service.image(record.id, 1) == (b"second", "webp")
-            with pytest.raises(JobNotFound, match="0 to 1"):
-                await service.image(record.id, 2)
-            assert [listed.id for listed in (await service.page(5, None)).records] == [record.id]
-            assert [event.seq for event in await service.events(record.id, 1)] == [2, 3]
-            other, _ = await service.accept(job(model="other"))
-            assert (await service.cancel(other.id)).status == "canceled"
-            with pytest.raises(JobNotFound, match="canceled"):
-                await service.image(other.id, 0)
-
-    asyncio.run(scenario())
+async def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
+    async with serving(in_database(database, tmp_path), tmp_path) as service:
+        record, created = await service.accept(job())
+        assert created
+        assert (await wait_until_ended(service, record.id)).status == "succeeded"
+        assert await service.image(record.id, 1) == (b"second", "webp")
+        with pytest.raises(JobNotFound, match="0 to 1"):
+            await service.image(record.id, 2)
+        assert [listed.id for listed in (await service.page(5, None)).records] == [record.id]
+        assert [event.seq for event in await service.events(record.id, 1)] == [2, 3]
+        other, _ = await service.accept(job(model="other"))
+        assert (await service.cancel(other.id)).status == "canceled"
+        with pytest.raises(JobNotFound, match="canceled"):
+            await service.image(other.id, 0)
 
 
-def test_a_webhook_to_a_private_address_is_rejected_at_acceptance(tmp_path, job):
-    async def scenario():
-        async with serving(JobsConfig(), tmp_path) as service:
-            with pytest.raises(InvalidField, match="not public"):
-                await service.accept(job(webhook="http://127.0.0.1:9/"))
-            assert (await service.page(5, None)).records == []
-
-    asyncio.run(scenario())
+async def test_a_webhook_to_a_private_address_is_rejected_at_acceptance(tmp_path, job):
+    async with serving(JobsConfig(), tmp_path) as service:
+        with pytest.raises(InvalidField, match="not public"):
+            await service.accept(job(webhook="http://127.0.0.1:9/"))
+        assert (await service.page(5, None)).records == []
 
 
-def test_jobs_and_their_files_are_deleted_after_their_time_to_live(tmp_path, job):
+async def test_jobs_and_their_files_are_deleted_after_their_time_to_live(tmp_path, job):
     ahead = 0.0
-
-    async def scenario():
-        nonlocal ahead
-        async with serving(JobsConfig(ttl_s=60), tmp_path) as service:
-            record, _ = await service.accept(job())
-            await wait_until_ended(service, record.id)
-        ahead = 61.0
-        async with serving(JobsConfig(ttl_s=60), tmp_path, lambda: time.time() + ahead) as service:
-            async with asyncio.timeout(60):
-                while (await service.page(1, None)).records:  # noqa: ASYNC110 - polls a thread
-                    await asyncio.sleep(0.02)
-            with pytest.raises(JobNotFound):
-                await service.get(record.id)
-
-    asyncio.run(scenario())
+    async with serving(JobsConfig(ttl_s=60), tmp_path) as service:
+        record, _ = await service.accept(job())
+        await wait_until_ended(service, record.id)
+    ahead = 61.0
+    async with serving(JobsConfig(ttl_s=60), tmp_path, lambda: time.time() + ahead) as service:
+        async with asyncio.timeout(60):
+            while (await service.page(1, None)).records:  # noqa: ASYNC110 - polls a thread
+                await asyncio.sleep(0.02)
+        with pytest.raises(JobNotFound):
+            await service.get(record.id)
     assert list((tmp_path / "results").iterdir()) == []
 
 
@@ -117,16 +106,13 @@ def test_a_folder_that_cannot_be_deleted_blocks_no_other_deletion(store, tmp_pat
     assert store.page(10).records == []
 
 
-def test_a_deleted_image_is_not_found(tmp_path, job):
-    async def scenario():
-        async with serving(JobsConfig(), tmp_path) as service:
-            record, _ = await service.accept(job())
-            await wait_until_ended(service, record.id)
-            (tmp_path / "results" / record.id / "1-0.webp").unlink()
-            with pytest.raises(JobNotFound, match="no longer exists"):
-                await service.image(record.id, 0)
-
-    asyncio.run(scenario())
+async def test_a_deleted_image_is_not_found(tmp_path, job):
+    async with serving(JobsConfig(), tmp_path) as service:
+        record, _ = await service.accept(job())
+        await wait_until_ended(service, record.id)
+        (tmp_path / "results" / record.id / "1-0.webp").unlink()
+        with pytest.raises(JobNotFound, match="no longer exists"):
+            await service.image(record.id, 0)
 
 
 def overwrite(folder):
@@ -158,41 +144,34 @@ def restore(folder):
         (restore, "deleted or replaced|disk I/O error"),
     ],
 )
-def test_a_damaged_database_accepts_no_job_and_its_reason_is_logged_once_a_minute_and_told(
+async def test_a_damaged_database_accepts_no_job_and_its_reason_is_logged_once_a_minute_and_told(
     damage, reason, tmp_path, job, caplog
 ):
-    async def scenario():
-        async with serving(JobsConfig(), tmp_path) as service:
-            await service.accept(job())
-            assert service.outage is None
-            damage(tmp_path)
-            for _ in range(2):
-                with pytest.raises(JobsUnavailable, match="database does not answer"):
-                    await service.accept(job())
-            assert re.search(f"the jobs' database: .*({reason})", service.outage)
-
-    asyncio.run(scenario())
+    async with serving(JobsConfig(), tmp_path) as service:
+        await service.accept(job())
+        assert service.outage is None
+        damage(tmp_path)
+        for _ in range(2):
+            with pytest.raises(JobsUnavailable, match="database does not answer"):
+                await service.accept(job())
+        assert re.search(f"the jobs' database: .*({reason})", service.outage)
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert re.search(f"the jobs' database cannot be used: .*({reason})", warning.getMessage())
 
 
-def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(database, tmp_path, job):
+async def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(database, tmp_path, job):
     def sample(name, **labels):
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
     statuses = ("succeeded", "canceled")
     before = [sample("noria_jobs_accepted_total"), *(sample("noria_jobs_total", status=s) for s in statuses)]
-
-    async def scenario():
-        async with serving(in_database(database, tmp_path), tmp_path) as service:
-            record, _ = await service.accept(job(idempotency_key="once"))
-            await service.accept(job(idempotency_key="once"))
-            await wait_until_ended(service, record.id)
-            await service.cancel(record.id)  # has ended
-            other, _ = await service.accept(job(model="other"))
-            await service.cancel(other.id)
-            await service.cancel(other.id)
-
-    asyncio.run(scenario())
+    async with serving(in_database(database, tmp_path), tmp_path) as service:
+        record, _ = await service.accept(job(idempotency_key="once"))
+        await service.accept(job(idempotency_key="once"))
+        await wait_until_ended(service, record.id)
+        await service.cancel(record.id)  # has ended
+        other, _ = await service.accept(job(model="other"))
+        await service.cancel(other.id)
+        await service.cancel(other.id)
     after = [sample("noria_jobs_accepted_total"), *(sample("noria_jobs_total", status=s) for s in statuses)]
     assert [b - a for a, b in zip(before, after, strict=True)] == [2, 1, 1]

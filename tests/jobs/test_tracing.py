@@ -1,23 +1,19 @@
 """Jobs and webhooks in the trace of the request that created the job, with and without a tracer."""
 
-import asyncio
-import contextlib
 import json
 import time
 
 import pytest
 from opentelemetry.trace import get_current_span
 
-from http_servers import HttpServer
 from jobs.fake_executor import FakeExecutor
+from jobs.running_worker import running_worker
+from jobs.webhook_receiver import Receiver, send
 from noria.errors import EngineUnavailable, GenerationFailed
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
-from noria.jobs.thread_offloader import ThreadOffloader
 from noria.jobs.tracing import stored_trace_context
-from noria.jobs.webhooks.client import WebhookClient
 from noria.jobs.webhooks.outbox import Outbox, WebhookDelivery
-from noria.jobs.worker import JobWorker
 from noria.observe.request_scope import CURRENT_REQUEST
 from noria.observe.traces.tracer import GLOBAL_TRACER, parse, trace_headers
 from waiting import wait_until_async
@@ -47,36 +43,25 @@ class RecordingExecutor(FakeExecutor):
         return await super().execute(record, report_progress, log_record)
 
 
-def run_job(store, results, new, executor, tracer, is_done=lambda record: record.status in TERMINAL_STATUSES):
+async def run_job(store, results, new, executor, tracer, is_done=lambda record: record.status in TERMINAL_STATUSES):
     """Execute the job until `is_done`; returns its record."""
     record, _ = store.accept(new, 9, time.time())
-
-    async def scenario():
-        offload = ThreadOffloader()
-        worker = JobWorker(store, results, executor, offload, "s/frontend-0/1", time.time, tracer)
-        running = asyncio.create_task(worker.run())
+    async with running_worker(store, results, executor, tracer=tracer):
         await wait_until_async(lambda: is_done(store.get(record.id)))
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await worker.stop()
-        offload.close()
-
-    asyncio.run(scenario())
     return store.get(record.id)
 
 
-def test_a_job_runs_in_the_scope_of_its_creator_even_without_a_tracer(store, tmp_path, job, caller):
+async def test_a_job_runs_in_the_scope_of_its_creator_even_without_a_tracer(store, tmp_path, job, caller):
     executor = RecordingExecutor()
-    record = run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, GLOBAL_TRACER)
+    new = job(request=stored_request(caller))
+    record = await run_job(store, ResultStore("auto", tmp_path), new, executor, GLOBAL_TRACER)
     assert executor.contexts == [(record.id, caller.traceparent)]
 
 
-def test_each_attempt_of_a_job_is_a_span_with_its_outcome(store, tmp_path, job, caller, tracer, collector):
+async def test_each_attempt_of_a_job_is_a_span_with_its_outcome(store, tmp_path, job, caller, tracer, collector):
     executor = RecordingExecutor(EngineUnavailable("later", retry_after_s=0.1), GenerationFailed("no"))
-    assert (
-        run_job(store, ResultStore("auto", tmp_path), job(request=stored_request(caller)), executor, tracer).status
-        == "failed"
-    )
+    new = job(request=stored_request(caller))
+    assert (await run_job(store, ResultStore("auto", tmp_path), new, executor, tracer)).status == "failed"
     tracer.span_processor.force_flush()
     spans = sorted(collector.of_trace(caller.trace_id), key=lambda span: span.began)
     assert [(span.name, span.kind, span.parent_id) for span in spans] == [
@@ -89,7 +74,7 @@ def test_each_attempt_of_a_job_is_a_span_with_its_outcome(store, tmp_path, job, 
     assert [header.split("-")[2] for _, header in executor.contexts] == [span.span_id for span in spans]
 
 
-def test_an_attempt_whose_images_could_not_be_written_is_a_failed_span(
+async def test_an_attempt_whose_images_could_not_be_written_is_a_failed_span(
     store, tmp_path, job, caller, tracer, collector, caplog
 ):
     results = ResultStore("auto", tmp_path)
@@ -100,9 +85,8 @@ def test_an_attempt_whose_images_could_not_be_written_is_a_failed_span(
         return record.attempt == 1 and record.status == "starting"
 
     with caplog.at_level("INFO", "noria.jobs"):
-        record = run_job(
-            store, results, job(request=stored_request(caller)), RecordingExecutor(), tracer, is_done=is_requeued
-        )
+        new = job(request=stored_request(caller))
+        record = await run_job(store, results, new, RecordingExecutor(), tracer, is_requeued)
     tracer.span_processor.force_flush()
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.failed, span.attributes["error.type"]) == (True, "jobs_unavailable")
@@ -120,60 +104,24 @@ def test_a_delivery_has_the_trace_of_its_job(store, engine, job, caller):
     assert list(traces.values()) == [{}]
 
 
-@contextlib.contextmanager
-def receiving(status):
-    """A receiver that answers each webhook with `status` and records its `headers`."""
-
-    def answer(request):
-        receiver.headers.append({name.lower(): text for name, text in request.headers.items()})
-        request.send(status=status)
-
-    with HttpServer(answer) as receiver:
-        receiver.headers, receiver.port = [], receiver.server_port
-        yield receiver
+def delivery_to(url, caller=None, num_tries=1):
+    trace = {} if caller is None else {"trace": parse([caller.traceparent], ["vendor=x"])}
+    return WebhookDelivery("msg_1", url, "{}", num_tries, "job_1", **trace)
 
 
-async def to_loopback(host, port):
-    return ["127.0.0.1"]
-
-
-def send(delivery, tracer, *, allow_private=True):
-    async def once():
-        client = WebhookClient([bytes(32)], allow_private=allow_private, resolve=to_loopback, tracer=tracer)
-        try:
-            failed = await client.send(delivery, time.time())
-            return failed and failed.reason
-        finally:
-            await client.close()
-
-    return asyncio.run(once())
-
-
-def test_a_webhook_forwards_the_trace_context_even_without_a_tracer(caller):
-    with receiving(204) as receiver:
-        url = f"http://hooks.example:{receiver.port}/in"
-        assert (
-            send(
-                WebhookDelivery("msg_1", url, "{}", 1, "job_1", trace=parse([caller.traceparent], ["vendor=x"])),
-                GLOBAL_TRACER,
-            )
-            is None
-        )
-        assert send(WebhookDelivery("msg_2", url, "{}", 1, "job_1"), GLOBAL_TRACER) is None
-    with_trace, without = receiver.headers
+async def test_a_webhook_forwards_the_trace_context_even_without_a_tracer(caller):
+    with Receiver() as receiver:
+        for delivery in (delivery_to(receiver.address(), caller), delivery_to(receiver.address())):
+            assert await send(delivery) is None
+    (_, with_trace, _), (_, without, _) = receiver.received
     assert (with_trace["traceparent"], with_trace["tracestate"]) == (caller.traceparent, "vendor=x")
     assert not {"traceparent", "tracestate"} & without.keys()
 
 
-def test_each_try_of_a_webhook_is_a_span_without_secrets(caller, tracer, collector):
-    with receiving(503) as receiver:
-        url = f"http://hooks.example:{receiver.port}/in?token=secret"
-        assert (
-            send(
-                WebhookDelivery("msg_1", url, "{}", 2, "job_1", trace=parse([caller.traceparent], ["vendor=x"])), tracer
-            )
-            == "it answered 503"
-        )
+async def test_each_try_of_a_webhook_is_a_span_without_secrets(caller, tracer, collector):
+    with Receiver([503]) as receiver:
+        delivery = delivery_to(f"{receiver.address()}in?token=secret", caller, num_tries=2)
+        assert await send(delivery, tracer=tracer) == "it answered 503"
     tracer.span_processor.force_flush()
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.name, span.kind, span.parent_id, span.failed) == ("POST", "client", caller.span_id, True)
@@ -182,23 +130,17 @@ def test_each_try_of_a_webhook_is_a_span_without_secrets(caller, tracer, collect
         "http.request.resend_count": 1,
         "http.response.status_code": 503,
         "error.type": "503",
-        "url.full": f"http://hooks.example:{receiver.port}/in",
+        "url.full": f"{receiver.address()}in",
         "server.address": "hooks.example",
-        "server.port": receiver.port,
+        "server.port": receiver.server_port,
         "noria.webhook.id": "msg_1",
     }
-    assert receiver.headers[0]["traceparent"] == f"00-{caller.trace_id}-{span.span_id}-01"
+    assert receiver.received[0][1]["traceparent"] == f"00-{caller.trace_id}-{span.span_id}-01"
 
 
 @pytest.mark.parametrize(("allow_private", "code"), [(False, "invalid_field"), (True, "ConnectError")])
-def test_a_webhook_that_was_not_sent_has_a_span_with_the_reason(caller, tracer, collector, allow_private, code):
-    assert send(
-        WebhookDelivery(
-            "msg_1", "http://hooks.example:9/", "{}", 1, "job_1", trace=parse([caller.traceparent], ["vendor=x"])
-        ),
-        tracer,
-        allow_private=allow_private,
-    )
+async def test_a_webhook_that_was_not_sent_has_a_span_with_the_reason(caller, tracer, collector, allow_private, code):
+    assert await send(delivery_to("http://hooks.example:9/", caller), tracer=tracer, allow_private=allow_private)
     tracer.span_processor.force_flush()
     (span,) = collector.of_trace(caller.trace_id)
     assert (span.failed, span.attributes["error.type"]) == (True, code)

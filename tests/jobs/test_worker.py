@@ -3,8 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -25,12 +23,11 @@ from noria.errors import (
     QueueFull,
 )
 from noria.jobs.database.claims import LEASE_S
-from noria.jobs.database.schema import open_jobs_database
 from noria.jobs.database.store import JobStore
 from noria.jobs.records import TERMINAL_STATUSES
 from noria.jobs.results import ResultStore
 from noria.jobs.thread_offloader import ThreadOffloader
-from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, JobWorker, Requeue, retry_decision
+from noria.jobs.worker import MAX_ENGINE_LOSSES, RESULTS_RETRY_S, TICK_S, Requeue, retry_decision
 from waiting import TIMEOUT_S, wait_until_async
 
 
@@ -58,53 +55,46 @@ async def hang(record, report_progress):
 # ── Executing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_as_many_jobs_run_at_once_as_the_executor_has_capacity_for(store, results, job, tmp_path):
+async def test_as_many_jobs_run_at_once_as_the_executor_has_capacity_for(store, results, job, tmp_path):
     async def slowly(record, report_progress):
         await asyncio.sleep(0.05)
 
-    async def scenario():
-        executor = FakeExecutor(behaviour=slowly, capacity=3)
-        names = [accept(store, job()) for _ in range(7)]
-        async with running_worker(store, results, executor):
-            await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
-        assert executor.max_running == 3
-        return names
-
-    names = asyncio.run(scenario())
+    executor = FakeExecutor(behaviour=slowly, capacity=3)
+    names = [accept(store, job()) for _ in range(7)]
+    async with running_worker(store, results, executor):
+        await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
+    assert executor.max_running == 3
     record = store.get(names[0])
     assert (record.output, json.loads(record.metrics)) == ("1-0.png", {"denoise_s": 0.1})
     assert results.read(names[0], "1-0.png") == b'made from {"seed": 7}'
     assert files_in(tmp_path) == sorted(f"{name}/1-0.png" for name in names)
 
 
-def test_progress_is_stored_at_most_twice_a_second(store, results, job):
+async def test_progress_is_stored_at_most_twice_a_second(store, results, job):
     def written(job_id):
         return [event for event in store.events(job_id, 0) if event.type == "progress"]
 
-    async def scenario():
-        async def chatter(record, report_progress):
-            nonlocal began
-            began = time.monotonic()
-            for step in itertools.count():
-                report_progress(json.dumps({"step": step}).encode())
-                worker.wake()
-                await asyncio.sleep(0.01)
-                if len(written(record.id)) >= 3:
-                    return
+    async def chatter(record, report_progress):
+        nonlocal began
+        began = time.monotonic()
+        for step in itertools.count():
+            report_progress(json.dumps({"step": step}).encode())
+            worker.wake()
+            await asyncio.sleep(0.01)
+            if len(written(record.id)) >= 3:
+                return
 
-        began = 0.0
-        name = accept(store, job())
-        async with running_worker(store, results, FakeExecutor(behaviour=chatter)) as worker:
-            await wait_until_async(lambda: status_of(store, name) == "succeeded")
-        return time.monotonic() - began, written(name)
-
-    took_s, progress = asyncio.run(scenario())
+    began = 0.0
+    name = accept(store, job())
+    async with running_worker(store, results, FakeExecutor(behaviour=chatter)) as worker:
+        await wait_until_async(lambda: status_of(store, name) == "succeeded")
+    took_s, progress = time.monotonic() - began, written(name)
     assert took_s >= (len(progress) - 1) / 2
     steps = [json.loads(event.data)["step"] for event in progress]
     assert steps == sorted(steps)
 
 
-def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, results, job, tmp_path):
+async def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, results, job, tmp_path):
     class CountingStore(JobStore):
         """Counts the ticks of the worker."""
 
@@ -124,24 +114,21 @@ def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, result
         finally:
             tick_of_its_end = store.num_ticks
 
-    async def scenario():
-        executor = FakeExecutor(behaviour=hang_and_count)
-        name = accept(store, job())
-        async with running_worker(store, results, executor):
-            await wait_until_async(lambda: executor.num_running == 1)
-            store.cancel(name, time.time())  # without waking the worker
-            tick_before = store.num_ticks
-            await wait_until_async(lambda: executor.num_running == 0)
-            assert tick_of_its_end <= tick_before + 1  # and not when its lease is renewed, ten ticks later
-            assert TICK_S < 1.0
-            assert executor.cancelled == [name]
-        assert status_of(store, name) == "canceled"
-
-    asyncio.run(scenario())
+    executor = FakeExecutor(behaviour=hang_and_count)
+    name = accept(store, job())
+    async with running_worker(store, results, executor):
+        await wait_until_async(lambda: executor.num_running == 1)
+        store.cancel(name, time.time())  # without waking the worker
+        tick_before = store.num_ticks
+        await wait_until_async(lambda: executor.num_running == 0)
+        assert tick_of_its_end <= tick_before + 1  # and not when its lease is renewed, ten ticks later
+        assert TICK_S < 1.0
+        assert executor.cancelled == [name]
+    assert status_of(store, name) == "canceled"
     assert files_in(tmp_path) == []
 
 
-def test_a_claim_that_fails_while_the_worker_stops_does_not_keep_it_running(engine, results):
+async def test_a_claim_that_fails_while_the_worker_stops_does_not_keep_it_running(engine, results):
     entered, released = threading.Event(), threading.Event()
 
     class StandingStore(JobStore):
@@ -150,55 +137,43 @@ def test_a_claim_that_fails_while_the_worker_stops_does_not_keep_it_running(engi
             released.wait(TIMEOUT_S)
             raise JobsUnavailable("PostgreSQL stands still")
 
-    async def scenario():
-        async with asyncio.timeout(TIMEOUT_S), running_worker(StandingStore(engine), results, FakeExecutor()):
-            await wait_until_async(entered.is_set)
-            asyncio.get_running_loop().call_later(0.1, released.set)
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(TIMEOUT_S), running_worker(StandingStore(engine), results, FakeExecutor()):
+        await wait_until_async(entered.is_set)
+        asyncio.get_running_loop().call_later(0.1, released.set)
 
 
-def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, results, job, tmp_path):
-    async def scenario():
-        name = accept(store, job())
+async def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, results, job, tmp_path):
+    name = accept(store, job())
 
-        async def cancelled_meanwhile(record, report_progress):
-            store.cancel(name, time.time())
+    async def cancelled_meanwhile(record, report_progress):
+        store.cancel(name, time.time())
 
-        async with running_worker(store, results, FakeExecutor(behaviour=cancelled_meanwhile)) as worker:
-            await wait_until_async(lambda: status_of(store, name) == "canceled")
-            await wait_until_async(lambda: not worker._running_jobs)
-
-    asyncio.run(scenario())
+    async with running_worker(store, results, FakeExecutor(behaviour=cancelled_meanwhile)) as worker:
+        await wait_until_async(lambda: status_of(store, name) == "canceled")
+        await wait_until_async(lambda: not worker._running_jobs)
     assert files_in(tmp_path) == []
 
 
-def test_stopping_requeues_running_jobs_at_once(store, results, job):
-    async def scenario():
-        executor = FakeExecutor(behaviour=hang)
-        names = [accept(store, job()) for _ in range(3)]
-        async with running_worker(store, results, executor):
-            await wait_until_async(lambda: executor.num_running == 3)
-        for name in names:
-            record = store.get(name)
-            assert (record.status, record.owner, record.lease_until, record.num_losses) == ("starting", None, None, 0)
-        async with running_worker(store, results, FakeExecutor(), owner="other/frontend-0/1"):
-            await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
-
-    asyncio.run(scenario())
+async def test_stopping_requeues_running_jobs_at_once(store, results, job):
+    executor = FakeExecutor(behaviour=hang)
+    names = [accept(store, job()) for _ in range(3)]
+    async with running_worker(store, results, executor):
+        await wait_until_async(lambda: executor.num_running == 3)
+    for name in names:
+        record = store.get(name)
+        assert (record.status, record.owner, record.lease_until, record.num_losses) == ("starting", None, None, 0)
+    async with running_worker(store, results, FakeExecutor(), owner="other/frontend-0/1"):
+        await wait_until_async(lambda: all(status_of(store, name) == "succeeded" for name in names))
 
 
-def test_after_stop_claiming_no_job_is_claimed(store, results, job):
-    async def scenario():
-        executor = FakeExecutor()
-        async with running_worker(store, results, executor) as worker:
-            worker.stop_claiming()
-            name = accept(store, job())
-            worker.wake()
-            await asyncio.sleep(0.2)
-            assert status_of(store, name) == "starting"
-
-    asyncio.run(scenario())
+async def test_after_stop_claiming_no_job_is_claimed(store, results, job):
+    executor = FakeExecutor()
+    async with running_worker(store, results, executor) as worker:
+        worker.stop_claiming()
+        name = accept(store, job())
+        worker.wake()
+        await asyncio.sleep(0.2)
+        assert status_of(store, name) == "starting"
 
 
 # ── What goes wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -225,7 +200,7 @@ def test_a_job_that_loses_too_many_engines_fails():
     assert retry_decision(EngineLost("lost"), MAX_ENGINE_LOSSES - 1) is None
 
 
-def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
+async def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
     tries = []
 
     async def unavailable_at_first(record, report_progress):
@@ -235,32 +210,26 @@ def test_a_job_is_retried_until_an_engine_is_available(store, results, job):
         if len(tries) == 2:
             raise EngineLost("lost")
 
-    async def scenario():
-        name = accept(store, job())
-        async with running_worker(store, results, FakeExecutor(behaviour=unavailable_at_first)):
-            await wait_until_async(lambda: status_of(store, name) == "succeeded")
-        assert store.get(name).num_engine_losses == 1
-
-    asyncio.run(scenario())
+    name = accept(store, job())
+    async with running_worker(store, results, FakeExecutor(behaviour=unavailable_at_first)):
+        await wait_until_async(lambda: status_of(store, name) == "succeeded")
+    assert store.get(name).num_engine_losses == 1
     assert tries == [1, 2, 3]
 
 
-def test_a_full_queue_of_one_model_delays_no_job_of_another(store, results, job):
+async def test_a_full_queue_of_one_model_delays_no_job_of_another(store, results, job):
     async def full_for_shapes(record, report_progress):
         if record.model == "shapes":
             raise QueueFull("full", retry_after_s=30.0)
 
-    async def scenario():
-        executor = FakeExecutor(behaviour=full_for_shapes, models={("shapes", "v1"), ("other", "v1")})
-        first = accept(store, job())
-        async with running_worker(store, results, executor) as worker:
-            await wait_until_async(lambda: store.get(first).attempt == 1 and status_of(store, first) == "starting")
-            delayed, other = accept(store, job()), accept(store, job(model="other"))
-            worker.wake()
-            await wait_until_async(lambda: status_of(store, other) == "succeeded")
-            assert store.get(delayed).attempt == 0
-
-    asyncio.run(scenario())
+    executor = FakeExecutor(behaviour=full_for_shapes, models={("shapes", "v1"), ("other", "v1")})
+    first = accept(store, job())
+    async with running_worker(store, results, executor) as worker:
+        await wait_until_async(lambda: store.get(first).attempt == 1 and status_of(store, first) == "starting")
+        delayed, other = accept(store, job()), accept(store, job(model="other"))
+        worker.wake()
+        await wait_until_async(lambda: status_of(store, other) == "succeeded")
+        assert store.get(delayed).attempt == 0
 
 
 def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job):
@@ -287,34 +256,29 @@ def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job
     assert "ZeroDivisionError" not in failed.error
 
 
-def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(store, results, job, tmp_path):
+async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(store, results, job, tmp_path):
     ahead = 0.0
-
-    async def scenario():
-        nonlocal ahead
-        name = accept(store, job())
-        (tmp_path / "results").rmdir()
-        (tmp_path / "results").touch()  # a file in the folder's place
-        began = time.time()
-        executor = FakeExecutor()
-        async with running_worker(store, results, executor) as worker:
-            await wait_until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
-            waiting = store.get(name)
-            assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
-            assert waiting.not_before >= began + RESULTS_RETRY_S
-            other = accept(store, job())
-            worker.wake()
-            await asyncio.sleep(2 * TICK_S)
-            assert store.get(other).attempt == 0  # no job is claimed while the folder fails
-        (tmp_path / "results").unlink()
-        ahead = RESULTS_RETRY_S
-        async with running_worker(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
-            await wait_until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
-
-    asyncio.run(scenario())
+    name = accept(store, job())
+    (tmp_path / "results").rmdir()
+    (tmp_path / "results").touch()  # a file in the folder's place
+    began = time.time()
+    executor = FakeExecutor()
+    async with running_worker(store, results, executor) as worker:
+        await wait_until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
+        waiting = store.get(name)
+        assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
+        assert waiting.not_before >= began + RESULTS_RETRY_S
+        other = accept(store, job())
+        worker.wake()
+        await asyncio.sleep(2 * TICK_S)
+        assert store.get(other).attempt == 0  # no job is claimed while the folder fails
+    (tmp_path / "results").unlink()
+    ahead = RESULTS_RETRY_S
+    async with running_worker(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
+        await wait_until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
 
 
-def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(store, results, job, monkeypatch):
+async def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(store, results, job, monkeypatch):
     save = results.save
 
     def erase_while_saving(job_id, *arguments):
@@ -326,49 +290,32 @@ def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(store
 
     monkeypatch.setattr(results, "save", erase_while_saving)
     erased = accept(store, job())
-
-    async def scenario():
-        async with running_worker(store, results, FakeExecutor()) as worker:
-            await wait_until_async(lambda: store.states([erased]) == {})
-            other, began = accept(store, job()), time.monotonic()
-            worker.wake()
-            await wait_until_async(lambda: status_of(store, other) == "succeeded")
-            assert time.monotonic() - began < RESULTS_RETRY_S
-
-    asyncio.run(scenario())
+    async with running_worker(store, results, FakeExecutor()) as worker:
+        await wait_until_async(lambda: store.states([erased]) == {})
+        other, began = accept(store, job()), time.monotonic()
+        worker.wake()
+        await wait_until_async(lambda: status_of(store, other) == "succeeded")
+        assert time.monotonic() - began < RESULTS_RETRY_S
 
 
-def test_leases_are_renewed_while_all_request_threads_are_blocked(store, results, job):
-    released = threading.Event()
-
-    async def scenario():
-        offload = ThreadOffloader()
-        now = time.time()
-        worker = JobWorker(
-            store, results, FakeExecutor(behaviour=hang), offload, "server/frontend-0/1", clock=lambda: now
-        )
-        slow = [asyncio.ensure_future(offload(released.wait, 120)) for _ in range(100)]  # slow readers of images
-        task = asyncio.create_task(worker.run())
-        name = accept(store, job())
-        await wait_until_async(lambda: status_of(store, name) == "processing")
-        leased_until = store.get(name).lease_until
-        now += LEASE_S / 2
-        await wait_until_async(lambda: store.get(name).lease_until > leased_until)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await worker.stop()
-        assert status_of(store, name) == "starting"
-        released.set()
-        await asyncio.gather(*slow)
-        offload.close()
-
+async def test_leases_are_renewed_while_all_request_threads_are_blocked(store, results, job):
+    released, now, offload = threading.Event(), time.time(), ThreadOffloader()
+    slow = [asyncio.ensure_future(offload(released.wait, TIMEOUT_S)) for _ in range(100)]  # slow readers of images
+    name, executor = accept(store, job()), FakeExecutor(behaviour=hang)
     try:
-        asyncio.run(scenario())
+        async with running_worker(store, results, executor, clock=lambda: now, offload=offload):
+            await wait_until_async(lambda: status_of(store, name) == "processing")
+            leased_until = store.get(name).lease_until
+            now += LEASE_S / 2
+            await wait_until_async(lambda: store.get(name).lease_until > leased_until)
+        assert status_of(store, name) == "starting"
     finally:
         released.set()
+    await asyncio.gather(*slow)
+    offload.close()
 
 
-def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results, job):
+async def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results, job):
     class StoreLosingTheCommitReply(JobStore):
         """Its connection breaks after the COMMIT has taken effect, before the reply arrives."""
 
@@ -377,15 +324,10 @@ def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results
             raise OperationalError("COMMIT", {}, ConnectionResetError())
 
     store = StoreLosingTheCommitReply(engine)
-
-    async def scenario():
-        name = accept(store, job())
-        async with running_worker(store, results, FakeExecutor()) as worker:
-            await wait_until_async(lambda: status_of(store, name) == "succeeded")
-            await wait_until_async(lambda: not worker._running_jobs)
-        return name
-
-    name = asyncio.run(scenario())
+    name = accept(store, job())
+    async with running_worker(store, results, FakeExecutor()) as worker:
+        await wait_until_async(lambda: status_of(store, name) == "succeeded")
+        await wait_until_async(lambda: not worker._running_jobs)
     assert results.read(name, store.get(name).output) is not None
 
 
@@ -412,43 +354,31 @@ asyncio.run(JobWorker(store, results, FakeExecutor(), ThreadOffloader(), "server
 """
 
 
+def start_and_kill_a_worker(database, tmp_path):
+    """Returns when it has begun to execute a job and is dead."""
+    killed = subprocess.Popen([sys.executable, "-c", KILLED_WORKER, database, str(tmp_path)], stdout=subprocess.PIPE)
+    with killed:
+        assert killed.stdout.readline() == b"executing\n"
+        killed.kill()
+
+
 @pytest.mark.parametrize("successor", ["server/frontend-0/second", "other/frontend-0/first"])
-def test_the_job_of_a_killed_worker_is_executed_by_another_with_the_same_request(database, tmp_path, job, successor):
-    store, results = JobStore(open_jobs_database(database, tmp_path)), ResultStore("auto", tmp_path)
+async def test_the_job_of_a_killed_worker_is_executed_by_another_with_the_same_request(
+    store, results, database, tmp_path, job, successor
+):
     name = accept(store, job())
-    killed = subprocess.Popen(
-        [sys.executable, "-c", KILLED_WORKER, database, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env=os.environ,
-        text=True,
-    )
-    assert killed.stdout.readline() == "executing\n"
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    killed.stdout.close()
+    start_and_kill_a_worker(database, tmp_path)
     assert status_of(store, name) == "processing"
-
-    async def scenario():
-        # A restart of the same front end reclaims at once; others wait for the lease to expire: here their clock is
-        # ahead.
-        offload = ThreadOffloader()
-        ahead = 0.0 if successor.startswith("server/frontend-0/") else 60.0
-        worker = JobWorker(store, results, FakeExecutor(), offload, successor, clock=lambda: time.time() + ahead)
-        task = asyncio.create_task(worker.run())
+    # A restart of the same front end reclaims at once; others wait for the lease to expire: here their clock is ahead.
+    ahead = 0.0 if successor.startswith("server/frontend-0/") else 60.0
+    async with running_worker(store, results, FakeExecutor(), successor, clock=lambda: time.time() + ahead):
         await wait_until_async(lambda: status_of(store, name) == "succeeded")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await worker.stop()
-        offload.close()
-
-    asyncio.run(scenario())
     record = store.get(name)
     assert (record.attempt, record.num_losses, record.output) == (2, 1, "2-0.png")
     assert results.read(name, "2-0.png") == b'made from {"seed": 7}'
     statuses = [json.loads(event.data)["status"] for event in store.events(name, 0) if event.type == "status"]
     assert statuses[-1] == "succeeded"
     assert sum(status in TERMINAL_STATUSES for status in statuses) == 1
-    store.close()
 
 
 def test_jobs_import_neither_torch_nor_starlette_nor_psycopg():

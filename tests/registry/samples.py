@@ -15,6 +15,9 @@ on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 NOW = 1_795_400_000.0
 """Some hours after all events."""
 
+MONTH_END = 1_790_000_000.0
+"""The time of the registry `month_old`."""
+
 RUNS = [f"01a2028d-9625-77a9-a141-efbbcc3a6ef{digit}" for digit in range(10)]
 SCENES, WORDS, WEIGHTS = (f"sha256:{letter * 64}" for letter in "abc")
 

@@ -102,7 +102,7 @@ def test_numbers_go_on_after_a_restore_into_postgresql(filled, tmp_path):
         (lambda text: text[:-80], "is cut off"),
         (lambda text: text.replace(b"shapes", b"shaper", 1), "is damaged"),
         (lambda text: b"\n".join(text.split(b"\n")[:-3] + text.split(b"\n")[-2:]), "is damaged"),
-        (lambda text: text.replace(b'"noria_registry":3', b'"noria_registry":9', 1), "tables of version 9"),
+        (lambda text: text.replace(b'"registry_version":1', b'"registry_version":9', 1), "tables of version 9"),
         (lambda text: b"", "is no backup"),
     ],
 )

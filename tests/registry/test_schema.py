@@ -1,24 +1,12 @@
 """The registry's tables, on SQLite and PostgreSQL: history stays, and an endpoint has one deployment at once."""
 
-import dataclasses
-
-import msgspec
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from databases import check_tables
 from noria.config import Config, RegistryConfig
 from noria.registry import schema
-from noria.registry.check import check
-from noria.registry.lineage.nodes import NodeId, describe
-from noria.registry.lineage.openlineage import fold
-from noria.registry.lineage.run_rows import run_row
-from noria.registry.model_store import ModelStore
-from noria.storage.append_only import make_append_only
-from noria.storage.database import database_url, insert_if_new, open_database, write_transaction
-from registry.samples import NOW, RUNS, SCENES, at, dataset, event, folder
+from noria.storage.database import insert_if_new, write_transaction
 
 
 @pytest.fixture
@@ -102,72 +90,6 @@ def test_an_endpoint_has_one_unfinished_deployment(deployed):
     with write_transaction(deployed) as connection:
         connection.execute(schema.deployment_heads.update().values(finished_at=9.0))
     start(2)
-
-
-def old_tables(version):
-    """The tables of an earlier version."""
-    found = MetaData()
-    newer = {1: {"noria_tag_events"}}.get(version, set()) | {table.name for table in NEW_IN_3}
-    for table in schema.metadata.sorted_tables:
-        if table.name not in newer:
-            copied = table.to_metadata(found)
-            for column in NEW_COLUMNS_IN_3.get(table.name, ()):
-                copied._columns.remove(copied.c[column])
-    make_append_only(found, *(found.tables[table.name] for table in schema.HISTORY if table.name in found.tables))
-    return dataclasses.replace(schema.SCHEMA, metadata=found, migrations=schema.SCHEMA.migrations[: version - 1])
-
-
-NEW_IN_3 = (schema.run_entries, schema.struck_events, schema.lineage_senders)
-NEW_COLUMNS_IN_3 = {"noria_runs": ("owner", "num_events", "num_bytes"), "noria_run_io": ("at", "digest")}
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_registry_of_an_earlier_version_is_migrated(database, tmp_path, version):
-    old = old_tables(version)
-    url = database_url(old, database, tmp_path / "registry.sqlite")
-    open_database(old, url, 1).dispose()
-    engine = schema.open_registry_database(database, tmp_path)
-    check_tables(engine, schema.metadata)
-    store = ModelStore(engine)
-    store.add("shapes", folder(), at(1))
-    assert store.tag("shapes", {"stage=prod"}, at(2)).tags == ("stage=prod",)
-    with pytest.raises(DBAPIError, match="is append-only"), write_transaction(engine) as connection:
-        connection.execute(sa.delete(schema.tag_events))
-    engine.dispose()
-
-
-def test_runs_of_an_earlier_version_have_their_rows_and_belong_to_who_sent_their_first_event(database, tmp_path):
-    old = old_tables(2)
-    url = database_url(old, database, tmp_path / "registry.sqlite")
-    params = {"executionParameters": {"parameters": [{"key": "rate", "value": "1e-3"}]}}
-    events = [event(type="START", inputs=[dataset("/scenes", SCENES, "s3://b")], facets=params), event(second=1)]
-    engine = open_database(old, url, 1)
-    with write_transaction(engine) as connection:
-        for number, each in enumerate(events):
-            values = {
-                "digest": each.digest,
-                "run_id": each.run_id,
-                "at": each.at,
-                "received_at": NOW,
-                "body": each.body,
-            }
-            sender = ("ann", "eve")[number]
-            connection.execute(
-                old.metadata.tables["noria_lineage_events"].insert().values(received_from=sender, **values)
-            )
-        row = {**run_row(fold(events)), "state": msgspec.json.encode(fold(events)).decode(), "run_id": RUNS[0]}
-        connection.execute(old.metadata.tables["noria_runs"].insert().values(row))
-    engine.dispose()
-    engine = schema.open_registry_database(database, tmp_path)
-    assert list(check(engine)) == []
-    with engine.connect() as connection:
-        node = describe(connection, NodeId("run", RUNS[0]))
-        counted = connection.execute(sa.select(schema.runs.c.num_events, schema.runs.c.num_bytes)).one()
-        senders = dict(connection.execute(sa.select(schema.lineage_senders)).all())
-    assert (node.sender, node.params, node.status) == ("ann", {"rate": "1e-3"}, "complete")
-    lengths = [len(each.body) for each in events]
-    assert counted == (2, sum(lengths)) and senders == dict(zip(("ann", "eve"), lengths, strict=True))
-    engine.dispose()
 
 
 def test_a_row_must_refer_to_an_existing_one(engine):

@@ -7,11 +7,11 @@ import sqlalchemy as sa
 
 from noria.errors import ConfigError, UnavailableNow
 from noria.storage.append_only import make_append_only
-from noria.storage.database import Schema, about, database_url, open_database, write_transaction
+from noria.storage.database import Schema, database_url, open_database, schema_versions, write_transaction
 
 metadata = sa.MetaData()
 notes = sa.Table("test_notes", metadata, sa.Column("text", sa.Text, primary_key=True))
-SCHEMA = Schema("notes", setting="notes.database", version_key="notes", metadata=metadata)
+SCHEMA = Schema("notes", setting="notes.database", metadata=metadata)
 
 
 def open_at(value, tmp_path, schema=SCHEMA):
@@ -29,11 +29,34 @@ def add_column(name):
     return lambda connection: connection.execute(sa.text(f"ALTER TABLE test_notes ADD COLUMN {name} TEXT"))
 
 
-def test_a_database_of_a_newer_version_is_rejected(engine, database, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (schema_versions.update().values(version=99), "version 99"),
+        (schema_versions.update().values(version=0), "version 0"),
+        (schema_versions.delete(), "a development version"),
+    ],
+    ids=["newer", "unknown", "none"],
+)
+def test_tables_of_another_version_are_rejected_and_kept(engine, database, tmp_path, change, found):
     with write_transaction(engine) as connection:
-        connection.execute(about.update().values(value="99"))
-    with pytest.raises(ConfigError, match=r"version 99; .* version 1"):
+        connection.execute(notes.insert().values(text="kept"))
+        connection.execute(change)
+    with pytest.raises(ConfigError, match=rf"of {found}; .* version 1\. Nothing is changed.*notes\.database"):
         open_at(database, tmp_path)
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(notes.c.text)).all() == ["kept"]
+
+
+def test_tables_without_the_table_of_versions_are_rejected_and_kept(engine, database, tmp_path):
+    with write_transaction(engine) as connection:
+        connection.execute(notes.insert().values(text="kept"))
+        schema_versions.drop(connection)
+    with pytest.raises(ConfigError, match="of a development version"):
+        open_at(database, tmp_path)
+    with engine.connect() as connection:
+        assert sa.inspect(connection).get_table_names() == ["test_notes"]
+        assert connection.scalars(sa.select(notes.c.text)).all() == ["kept"]
 
 
 def test_an_older_version_is_migrated_step_by_step_and_keeps_its_rows(engine, database, tmp_path):
@@ -44,7 +67,7 @@ def test_an_older_version_is_migrated_step_by_step_and_keeps_its_rows(engine, da
     for schema in (newer, newest, newest):
         opened = open_at(database, tmp_path, schema)
         with opened.connect() as connection:
-            assert connection.scalar(sa.select(about.c.value)) == str(schema.version)
+            assert connection.scalar(sa.select(schema_versions.c.version)) == schema.version
         opened.dispose()
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT text, first, second FROM test_notes")).all() == [("kept", None, None)]
@@ -55,17 +78,17 @@ def test_a_failed_migration_changes_nothing(engine, database, tmp_path):
     with pytest.raises(ConfigError, match="cannot be used"):
         open_at(database, tmp_path, broken)
     with engine.connect() as connection:
-        assert connection.scalar(sa.select(about.c.value)) == "1"
+        assert connection.scalar(sa.select(schema_versions.c.version)) == 1
         assert [column["name"] for column in sa.inspect(connection).get_columns("test_notes")] == ["text"]
 
 
 def test_schemas_that_share_a_database_have_versions_of_their_own(engine, database, tmp_path):
     other = sa.MetaData()
     sa.Table("test_words", other, sa.Column("text", sa.Text, primary_key=True))
-    schema = Schema("words", "words.database", "words", other, migrations=(lambda _: None,))
+    schema = Schema("words", "words.database", other, migrations=(lambda _: None,))
     open_at(database, tmp_path, schema).dispose()
     with engine.connect() as connection:
-        assert set(connection.execute(sa.select(about)).all()) == {("notes", "1"), ("words", "2")}
+        assert set(connection.execute(sa.select(schema_versions)).all()) == {("notes", 1), ("words", 2)}
 
 
 def test_sqlite_uses_wal_and_syncs_at_each_commit(tmp_path):
@@ -117,5 +140,5 @@ def test_a_failed_creation_leaves_nothing(database, tmp_path):
     with pytest.raises(ConfigError, match="cannot be used"):
         open_at(database, tmp_path, dataclasses.replace(SCHEMA, metadata=broken))
     engine = open_at(database, tmp_path, dataclasses.replace(SCHEMA, metadata=sa.MetaData()))
-    assert sa.inspect(engine).get_table_names() == ["noria_about"]
+    assert sa.inspect(engine).get_table_names() == ["noria_schema_versions"]
     engine.dispose()

@@ -155,7 +155,7 @@ class JobRecord:
     metrics: str  # JSON
     text_bytes: int  # bytes of the texts of a job of texts, as they are stored; 0: a job of images
     image_bytes: int  # bytes of the start image of a job of images, as it is stored; 0: there is none
-    client: str  # see `NewJob`; empty in jobs of older versions
+    client: str  # see `NewJob`
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.request import ImageFormat, ImageRequest
 from noria.protocol.text import Activation, EncoderTask
-
-# Until 0.1 a stored request had its settings beside its other fields, some under other names.
-_OLD_NAMES = {
-    "width_px": "width",
-    "height_px": "height",
-    "num_steps": "inference_steps",
-    "num_images": "n",
-    "num_previews": "partial_images",
-}
 
 
 class StoredRequest(Struct, frozen=True):
@@ -81,13 +71,8 @@ def serialize(stored: StoredRequest | StoredTextRequest) -> bytes:
 
 
 def deserialize(raw: str | bytes) -> StoredRequest | StoredTextRequest:
-    """Decode what this or an older version stored; raises msgspec.MsgspecError if it is neither."""
+    """Decode what `serialize` encoded; raises msgspec.MsgspecError if it is something else."""
     stored = msgspec.json.decode(raw, type=dict[str, Any])
     if stored.get("kind") == "texts":
         return msgspec.convert(stored, StoredTextRequest)
-    request = stored.get("request")
-    if isinstance(request, dict) and "payload" not in request:
-        settings = {_OLD_NAMES.get(name, name): value for name, value in request.items()}
-        payload = {name: settings[name] for name in DiffusionPayload.__struct_fields__ if name in settings}
-        stored["request"] = request | {"payload": {"type": "diffusion", **payload}}
     return msgspec.convert(stored, StoredRequest)

@@ -113,31 +113,20 @@ class RegistryAccess:
 
     async def begin(self, deployment_id: int) -> bool:
         """Record that a pending deployment is loaded, so that it gets its first requests; return whether it was so."""
-        return await self._write(
-            deployment_id, lambda change: self._store().mounted(deployment_id, self._owner, change)
-        )
+        return await self._write(DeploymentStore.mounted, deployment_id)
 
     async def fail(self, deployment_id: int, reason: str) -> bool:
         """Record that a pending deployment cannot be loaded; return whether it was so."""
-        return await self._write(
-            deployment_id, lambda change: self._store().fail(deployment_id, self._owner, change), reason
-        )
+        return await self._write(DeploymentStore.fail, deployment_id, why=reason)
 
     async def step(self, deployment_id: int, ramp: RampState, evidence: JudgeState, verdict: Verdict) -> bool:
         """Record where a canary stands; return whether it was written."""
         why = verdict.reason if ramp.is_final else ""
-        return await self._write(
-            deployment_id,
-            lambda change: self._store().step(deployment_id, self._owner, ramp, evidence, change),
-            why,
-            by="judge",
-        )
+        return await self._write(DeploymentStore.step, deployment_id, ramp, evidence, why=why, by="judge")
 
     async def step_shadow(self, deployment_id: int, shadow: ShadowState, why: str) -> bool:
         """Record what is known of a shadow, which may be over; return whether it was written."""
-        return await self._write(
-            deployment_id, lambda change: self._store().step_shadow(deployment_id, self._owner, shadow, change), why
-        )
+        return await self._write(DeploymentStore.step_shadow, deployment_id, shadow, why=why)
 
     async def may_swap(self, endpoint: str) -> bool:
         """Return whether the latest deployment of an endpoint allows that what serves is unloaded first."""
@@ -158,13 +147,22 @@ class RegistryAccess:
         return await self._try(needs, "jobs' database") is not False
 
     async def _write(
-        self, deployment_id: int, write: Callable[[Change], Deployment], why: str = "", by: str = "registrar"
+        self,
+        method: Callable[..., Deployment],
+        deployment_id: int,
+        *values: object,
+        why: str = "",
+        by: str = "registrar",
     ) -> bool:
-        """Write, renewing the lease first; False: the registry is away, or somebody else has changed the deployment."""
+        """Write by a method of `DeploymentStore`, renewing the lease first.
+
+        False: the registry is away, or somebody else has changed the deployment.
+        """
         if not await self.lease(deployment_id):
             return False
         change = Change(self._clock(), by, why)
-        return await self._try(lambda: write(change)) is not None
+        written = await self._try(lambda: method(self._store(), deployment_id, self._owner, *values, change))
+        return written is not None
 
     async def _try(self, call: Callable[[], T], database: str = "registry") -> T | None:
         """Return what `call` does in the thread; None: it failed, which is logged when it begins and when it ends."""

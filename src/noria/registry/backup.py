@@ -25,7 +25,7 @@ _NUM_ROWS = 500  # rows of one statement
 
 
 class _Header(Struct, frozen=True):
-    noria_registry: int  # the version of its tables
+    registry_version: int  # the version of its tables
     created_at: float
 
 
@@ -113,11 +113,11 @@ def _check_file(file: pathlib.Path) -> None:
         try:
             header = msgspec.json.decode(header_line, type=_Header)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RegistryError(f"{file} is no backup of a registry.") from error
-        if header.noria_registry != SCHEMA.version:
+            raise RegistryError(f"{file} is no backup of a registry, or one of a development version.") from error
+        if header.registry_version != SCHEMA.version:
             raise RegistryError(
-                f"{file} has tables of version {header.noria_registry}; this Noria restores version {SCHEMA.version}. "
-                "Restore it with the Noria that wrote it; a newer one then migrates the database."
+                f"{file} has tables of version {header.registry_version}; this Noria restores version "
+                f"{SCHEMA.version}. Restore it with the Noria that wrote it; a newer one then migrates the database."
             )
         last, num_lines = header_line, 1
         for line in opened:

@@ -15,7 +15,6 @@ import pathlib
 from sqlalchemy import (
     BigInteger,
     Column,
-    Connection,
     Engine,
     Float,
     ForeignKey,
@@ -25,8 +24,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    func,
-    select,
     text,
 )
 from sqlalchemy.engine.url import URL
@@ -114,9 +111,9 @@ runs = Table(
     Column("started_at", Float(53)),
     Column("ended_at", Float(53)),
     Column("state", Text, nullable=False),  # JSON of `openlineage.RunState` without what is in `run_entries`, `run_io`
-    Column("owner", Text, nullable=False, server_default=""),  # `store.py`; empty: its events are struck out
-    Column("num_events", _BigInt, nullable=False, server_default="0"),  # received, struck out or not
-    Column("num_bytes", _BigInt, nullable=False, server_default="0"),  # size of their bodies
+    Column("owner", Text, nullable=False),  # `store.py`; empty: its events are struck out
+    Column("num_events", _BigInt, nullable=False),  # received, struck out or not
+    Column("num_bytes", _BigInt, nullable=False),  # size of their bodies
     Index("noria_runs_steps", "parent_id"),
 )
 
@@ -150,8 +147,8 @@ run_io = Table(
     Column("direction", Text, primary_key=True),  # "input" or "output"
     _reference("dataset_version_id", "dataset_versions.id", primary_key=True),
     Column("uri", Text),  # where the run read or wrote it
-    Column("at", Float(53), nullable=False, server_default="0"),
-    Column("digest", Text, nullable=False, server_default=""),
+    Column("at", Float(53), nullable=False),
+    Column("digest", Text, nullable=False),
     Index("noria_run_io_versions", "dataset_version_id", "direction"),
 )
 
@@ -330,38 +327,10 @@ HISTORY = (
 make_append_only(metadata, *HISTORY)
 
 
-def _add_tags_and_references(connection: Connection) -> None:
-    baselines.drop(connection)  # nothing wrote this table before
-    metadata.create_all(connection, tables=[tag_events, baselines])
-
-
-def _divide_states(connection: Connection) -> None:
-    """Take parameters, metrics, inputs and outputs out of the state of each run, whose row every event wrote anew."""
-    from noria.registry.lineage.run_rows import body_bytes, divide_state
-
-    text = "TEXT NOT NULL DEFAULT ''"
-    for table, column, kind in (
-        (runs, "owner", text),
-        (runs, "num_events", "BIGINT NOT NULL DEFAULT 0"),
-        (runs, "num_bytes", "BIGINT NOT NULL DEFAULT 0"),
-        (run_io, "at", "DOUBLE PRECISION NOT NULL DEFAULT 0"),
-        (run_io, "digest", text),
-    ):
-        connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
-    metadata.create_all(connection, tables=[run_entries, struck_events, lineage_senders])
-    num_bytes = func.sum(body_bytes(connection))
-    by_sender = select(lineage_events.c.received_from, num_bytes).group_by(lineage_events.c.received_from)
-    connection.execute(lineage_senders.insert().from_select(["sender", "num_bytes"], by_sender))
-    for run_id in connection.scalars(select(runs.c.run_id)).all():
-        divide_state(connection, run_id)
-
-
 SCHEMA = database.Schema(
     "registry",
     setting="registry.database",
-    version_key="registry",
     metadata=metadata,
-    migrations=(_add_tags_and_references, _divide_states),
     orders_writers=True,  # those of lineage yield to those of deployments
 )
 

@@ -150,8 +150,8 @@ class CategoryCounts(Struct, tag="categories"):
 
     @property
     def is_complete(self) -> bool:
-        """Whether a name that it has not was not counted. Counts of earlier versions of Noria have 64 names at most."""
-        return not self.missed and (not self.other or len(self.counts) < MAX_CATEGORIES)
+        """Whether a name that it has not was not counted."""
+        return not self.missed
 
     def only(self, names: Collection[str]) -> "CategoryCounts":
         """Return the counts of these names; the rest is "other"."""

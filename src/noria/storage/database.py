@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Column, Connection, Engine, MetaData, Table, Text
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, Text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.url import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
@@ -37,11 +37,14 @@ _WRITES_OPTION = "noria_writes"  # the execution option of a connection that wil
 _ORDER_OPTION = "noria_write_order"  # option of an engine for SQLite: its `WriteOrder`
 _LIMITS_OPTION = "noria_limits"  # option of an engine for PostgreSQL: its `StatementLimits`
 
-_about_metadata = MetaData()
+_versions_metadata = MetaData()
 
-# The version of each schema in this database: `value` by `Schema.version_key`.
-about = Table(
-    "noria_about", _about_metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False)
+# The version of each schema in this database, by `Schema.title`. No release may rename the table or a title.
+schema_versions = Table(
+    "noria_schema_versions",
+    _versions_metadata,
+    Column("schema", Text, primary_key=True),
+    Column("version", Integer, nullable=False),
 )
 
 Migration = Callable[[Connection], None]
@@ -51,12 +54,12 @@ Migration = Callable[[Connection], None]
 class Schema:
     """The tables of one part of Noria. Several schemas may share a database; each has a version of its own.
 
-    `migrations[n]` turns version n + 1 into version n + 2, within the transaction that also records the new version.
+    The first release has version 1. `migrations[n]` turns version n + 1 into version n + 2, within the transaction that
+    also records the new version.
     """
 
-    title: str  # in messages: "jobs"
+    title: str  # in messages, and of its row of `schema_versions`: "jobs"
     setting: str  # names the database in the configuration: "jobs.database"
-    version_key: str  # its row of `noria_about`
     metadata: MetaData
     migrations: tuple[Migration, ...] = ()
     orders_writers: bool = False  # some writers yield to the others: see `write_order.py`
@@ -102,8 +105,8 @@ def open_database(schema: Schema, url: URL, num_connections: int, timeout_s: flo
     A statement that PostgreSQL does not answer within `timeout_s` fails with an OperationalError. Creates the tables in
     an empty database and migrates those of an older version.
 
-    Raises ConfigError: the database cannot be written, its driver is missing, or its tables are of a newer version;
-    UnavailableNow if PostgreSQL cannot be reached.
+    Raises ConfigError: the database cannot be written, its driver is missing, or no version that this Noria knows made
+    its tables; UnavailableNow if PostgreSQL cannot be reached.
     """
     try:
         engine = _create_engine(url, num_connections)
@@ -171,26 +174,27 @@ def interrupt(engine: Engine) -> None:
 
 
 def _prepare_tables(connection: Connection, schema: Schema, url: URL) -> None:
-    """Create or migrate the tables. Raises ConfigError if they are of a newer version."""
+    """Create or migrate the tables. Raises ConfigError, and changes nothing, if their version is unknown."""
     if connection.dialect.name == "postgresql":  # IF NOT EXISTS alone fails when two create the same table at once
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
-    _about_metadata.create_all(connection)
-    is_schema = about.c.key == schema.version_key
-    stored = connection.scalar(sa.select(about.c.value).where(is_schema))
-    if stored is None:
+    _versions_metadata.create_all(connection)
+    is_schema = schema_versions.c.schema == schema.title
+    version = connection.scalar(sa.select(schema_versions.c.version).where(is_schema))
+    if version is None and schema.metadata.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
         schema.metadata.create_all(connection)
-        connection.execute(about.insert().values(key=schema.version_key, value=str(schema.version)))
+        connection.execute(schema_versions.insert().values(schema=schema.title, version=schema.version))
         return
-    version = int(stored)
-    if version > schema.version:
+    if version is None or not 1 <= version <= schema.version:
+        found = "a development version" if version is None else f"version {version}"
         raise ConfigError(
-            f"the {schema.title} database {url.render_as_string()} has tables of version {version}; this Noria knows "
-            f"version {schema.version}. Use a newer Noria, or another database."
+            f"the {schema.title} database {url.render_as_string()} has tables of {found}; those of this Noria are of "
+            f"version {schema.version}. Nothing is changed. Start the Noria that made them, or name another database "
+            f"in {schema.setting}."
         )
     if version < schema.version:
         for migrate in schema.migrations[version - 1 :]:
             migrate(connection)
-        connection.execute(about.update().where(is_schema).values(value=str(schema.version)))
+        connection.execute(schema_versions.update().where(is_schema).values(version=schema.version))
 
 
 def _create_engine(url: URL, num_connections: int) -> Engine:

@@ -147,7 +147,7 @@ def test_keys_that_others_may_add_and_keys_without_quotas_are_said(findings_for,
 
 
 def test_keys_that_may_deploy_are_named(findings_for, keys_file):
-    keys_file.write_text(keys_file.read_text().replace("\nsha256", '\nscopes = ["registry"]\nsha256', 1))
+    keys_file.write_text(keys_file.read_text().replace("\nsha256", '\nscopes = ["lineage", "deploy"]\nsha256', 1))
     assert findings_for(frontend__api_keys_file=str(keys_file))["registry"][1].endswith("lineage: alice; deploy: alice")
 
 

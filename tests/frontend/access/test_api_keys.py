@@ -46,14 +46,6 @@ def test_a_key_may_have_scopes_and_has_those_of_before_without(file):
     assert [key.scopes for key in read_keys(str(file))] == [{"jobs", "metrics"}, {"generate", "jobs", "metrics"}]
 
 
-def test_the_scope_registry_of_older_files_means_lineage_and_deploy(file):
-    written = f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\nscopes = ["generate", "registry"]\n'
-    new = generate_key("b", ["registry"])[1]
-    file.write_text(written + new)
-    assert [key.scopes for key in read_keys(str(file))] == [{"generate", "lineage", "deploy"}, {"lineage", "deploy"}]
-    assert 'scopes = ["lineage", "deploy"]' in new
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

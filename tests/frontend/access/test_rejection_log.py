@@ -10,7 +10,7 @@ from noria.frontend.access.api_keys import ApiKey, key_digest
 from noria.frontend.access.auth import ClientDirectory
 from noria.frontend.access.rejection_log import RejectionLog
 
-NUM_GUESSES = 50
+NUM_GUESSES = 20
 
 
 def rejections(caplog):

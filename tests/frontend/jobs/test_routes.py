@@ -1,7 +1,6 @@
 """/v1/jobs over HTTP, with a real database and a fake engine."""
 
 import contextlib
-import http.server
 import json
 import math
 import threading
@@ -12,7 +11,9 @@ import pytest
 
 import waiting
 from frontends import serving
+from jobs.webhook_receiver import Receiver
 from noria.config import Config, FrontendConfig, JobsConfig
+from noria.jobs.webhooks.signing import read_secrets, sign
 from noria.observe.metrics import declarations
 from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until
@@ -352,35 +353,13 @@ def test_deadline_counts_from_the_acceptance_of_the_job(served):
 
 
 def test_webhook_is_sent_at_the_end_and_signed(serve_jobs, tmp_path):
-    received = []
-
-    class Receiver(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            received.append((dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    receiver = http.server.HTTPServer(("127.0.0.1", 0), Receiver)
-    thread = threading.Thread(target=receiver.serve_forever)
-    thread.start()
-    try:
-        with serve_jobs(webhook_allow_private=True) as (client, _, _):
-            url = f"http://127.0.0.1:{receiver.server_port}/hook"
-            events = ["output", "logs", "completed"]  # Replicate's, of which two never come
-            job = post(client, webhook=url, webhook_events_filter=events).json()
-            done = ended(client, job["id"])
-            wait_until(lambda: received)
-    finally:
-        receiver.shutdown()
-        receiver.server_close()
-        thread.join()
-    ((headers, body),) = received
+    with Receiver() as receiver, serve_jobs(webhook_allow_private=True) as (client, _, _):
+        events = ["output", "logs", "completed"]  # Replicate's, of which two never come
+        job = post(client, webhook=f"{receiver.url}/hook", webhook_events_filter=events).json()
+        done = ended(client, job["id"])
+        wait_until(lambda: receiver.received)
+    ((_, headers, body),) = receiver.received
     assert json.loads(body) == done
-    from noria.jobs.webhooks.signing import read_secrets, sign
-
     signature = sign(
         read_secrets(tmp_path / "webhook-secret"), headers["webhook-id"], int(headers["webhook-timestamp"]), body
     )

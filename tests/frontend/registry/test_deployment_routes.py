@@ -22,7 +22,7 @@ PATH = "/v1/deployments"
 def server(tmp_path_factory, folder, tiny_folder) -> Iterator[tuple[str, dict[str, str], DeploymentStore]]:
     """A server whose registry has one version: its address, its keys, its deployments."""
     home = tmp_path_factory.mktemp("deployments")
-    keys = {"client": generate_key("client"), "deployer": generate_key("deployer", ["registry"])}
+    keys = {"client": generate_key("client"), "deployer": generate_key("deployer", ["lineage", "deploy"])}
     (home / "keys.toml").write_text("".join(table for _, table in keys.values()))
     config = Config(data_dir=str(home / "data"), frontend=FrontendConfig(api_keys_file=str(home / "keys.toml")))
     engine = open_registry(config)

@@ -27,7 +27,7 @@ SHAPES_3 = model_folder(3)
 def server(tmp_path_factory, folder) -> Iterator[tuple[str, dict[str, str]]]:
     """A server whose registry has a month of history: its address and keys. It carries out no deployments."""
     home = tmp_path_factory.mktemp("registry")
-    keys = {"client": generate_key("client"), "reader": generate_key("reader", ["registry"])}
+    keys = {"client": generate_key("client"), "reader": generate_key("reader", ["lineage", "deploy"])}
     (home / "keys.toml").write_text("".join(table for _, table in keys.values()))
     frontend = FrontendConfig(api_keys_file=str(home / "keys.toml"))
     config = Config(data_dir=str(home / "data"), frontend=frontend, registry=RegistryConfig(deployments=False))

@@ -163,7 +163,7 @@ def test_a_copy_whose_engine_ends_is_not_repeated(images):
 
 
 def test_a_testers_request_is_not_copied(folder, tmp_path):
-    key, table = generate_key("tester", ["generate", "registry", "metrics"])
+    key, table = generate_key("tester", ["generate", "deploy", "metrics"])
     (tmp_path / "keys.toml").write_text(table)
     with Server(folder, FAKE_MODEL, keys_file=str(tmp_path / "keys.toml")) as server:
         server.web.headers["X-Api-Key"] = key

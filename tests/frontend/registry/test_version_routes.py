@@ -33,7 +33,7 @@ def engine(folder) -> Iterator[FakeEngine]:
 def keys(tmp_path_factory) -> dict[str, str]:
     """A key of a tester and one of a client of images; the file of both."""
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
-    made = {"tester": generate_key("tester", ["generate", "registry"]), "client": generate_key("client")}
+    made = {"tester": generate_key("tester", ["generate", "lineage", "deploy"]), "client": generate_key("client")}
     file.write_text("".join(table for _, table in made.values()))
     return {name: key for name, (key, _) in made.items()} | {"file": str(file)}
 

@@ -140,16 +140,13 @@ def test_a_family_has_one_set_of_edges():
         recorder(VariableConfig("kept", kind="scalar", edges=(2.0,)))
 
 
-def test_what_is_counted_last_is_exported_when_the_front_end_ends():
-    async def run() -> None:
-        statistics = recorder(VariableConfig("last", kind="category"))
-        task = asyncio.create_task(statistics.run())
-        await asyncio.sleep(0)
-        record(statistics, "end", ("last", "x"))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+async def test_what_is_counted_last_is_exported_when_the_front_end_ends():
+    statistics = recorder(VariableConfig("last", kind="category"))
+    task = asyncio.create_task(statistics.run())
+    await asyncio.sleep(0)
+    record(statistics, "end", ("last", "x"))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert list(metrics("noria_stat_last_total").values()) == [1]
 
 

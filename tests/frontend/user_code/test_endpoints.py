@@ -194,9 +194,11 @@ def error_of(answer):
     return answer.json()["error"]
 
 
-def metric(web, line):
-    found = [each for each in web.get("/metrics").text.splitlines() if each.startswith(line)]
-    return float(found[0].rpartition(" ")[2]) if found else 0.0
+def metrics(web, *lines):
+    """Return the values of the metrics that the lines begin with; 0 without a line."""
+    page = web.get("/metrics").text.splitlines()
+    found = [next((each for each in page if each.startswith(line)), "0") for line in lines]
+    return [float(each.rpartition(" ")[2]) for each in found]
 
 
 def test_the_bodys_texts_are_encoded_and_the_response_is_what_postprocess_returns(web):
@@ -298,12 +300,12 @@ def test_calls_that_do_not_end_keep_their_threads_and_when_all_do_further_calls_
         assert (answer.status_code, error_of(answer)["code"]) == (503, "user_code_busy")
         assert answer.headers["retry-after"] == "5"
         assert sorted(line["event"] for line in lines()) == ["user_code_late"] * NUM_THREADS + ["user_code_stuck"]
-        assert metric(web, "noria_user_code_stuck_threads") == NUM_THREADS
+        assert metrics(web, "noria_user_code_stuck_threads") == [NUM_THREADS]
         assert post(web, "async", texts=["a"]).status_code == 200
     finally:
         ended.set()
     wait_until(lambda: post(web, "plain", inputs="a").status_code == 200)
-    wait_until(lambda: metric(web, "noria_user_code_stuck_threads") == 0)
+    wait_until(lambda: metrics(web, "noria_user_code_stuck_threads") == [0])
     ended.clear()
 
 
@@ -372,11 +374,11 @@ def test_statistics_have_their_own_buckets_and_requests_are_counted(web):
         'noria_endpoint_requests_total{endpoint="wrong",outcome="user_code_failed"}',
         'noria_user_code_seconds_count{endpoint="sync",method="postprocess"}',
     ]
-    before = [metric(web, name) for name in names]
+    before = metrics(web, *names)
     post(web, "sync", texts=["a", "b", "c"])
     post(web, "wrong", how="raise")
     after = [0, 1, 3, 1, 1, 1]
-    wait_until(lambda: [metric(web, name) - was for name, was in zip(names, before, strict=True)] == after)
+    wait_until(lambda: [now - was for now, was in zip(metrics(web, *names), before, strict=True)] == after)
 
 
 def test_changed_code_replaces_the_old_and_code_that_cannot_be_loaded_does_not(web, replaced_file, captured_log_fields):

@@ -5,6 +5,7 @@ the other did not exist; versions fail to load, shadows end, servers restart, an
 """
 
 import contextlib
+import functools
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -39,16 +40,25 @@ versions = st.sampled_from(list(CONTENTS))
 fates = st.sampled_from(["loaded", "loaded", "promoted", "regretted", "fails", "pending"])
 
 
+@functools.cache
+def registry_with_models() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="noria-operators-") as name:
+        engine = open_registry_database("auto", pathlib.Path(name))
+        models = ModelStore(engine)
+        for version, content in CONTENTS.items():
+            models.add(version.partition("@")[0], folder(content, f"file:///models/{version}"), at(1))
+        engine.dispose()
+        return (pathlib.Path(name) / "registry.sqlite").read_bytes()
+
+
 class Operators(RuleBasedStateMachine):
     """An endpoint, its two operators, and the registrar of its server."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="noria-operators-")
+        (pathlib.Path(self.folder.name) / "registry.sqlite").write_bytes(registry_with_models())
         self.engines = {name: self.open() for name in ("ann", "bob", "server")}
-        models = ModelStore(self.engines["ann"])
-        for name, content in CONTENTS.items():
-            models.add(name.partition("@")[0], folder(content, f"file:///models/{name}"), at(1))
         self.now, self.known = 10.0, None
         self.served: list[str | None] = [None]  # contents that have served, None for the configuration's model
         self.canary_users: dict[int, set[str]] = {}  # who have met it, by deployment

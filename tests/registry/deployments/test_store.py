@@ -237,6 +237,7 @@ def test_a_second_deployment_is_rejected_with_the_name_of_the_first(engine, stor
     assert deploy(store, 2, endpoint="other").state == "pending"  # other endpoints are free
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("endpoint", "spec", "words"),
     [

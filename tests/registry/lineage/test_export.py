@@ -11,10 +11,7 @@ from noria.registry.lineage.openlineage import fold, parse_event
 from noria.registry.lineage.store import LineageStore
 from noria.registry.lineage.trace import find_digest, find_endpoint, find_run, trace
 from noria.registry.schema import open_registry_database
-from registry.samples import on_sqlite
-from sample_registry import fill
-
-NOW = 1_790_000_000.0
+from registry.samples import MONTH_END as NOW
 
 
 def of_kind(kind, graph):
@@ -23,10 +20,8 @@ def of_kind(kind, graph):
     }
 
 
-@on_sqlite
-def test_another_registry_knows_the_same_runs_and_data(engine, tmp_path):
-    fill(engine, NOW)
-    with engine.connect() as connection:
+def test_another_registry_knows_the_same_runs_and_data(month_old, tmp_path):
+    with month_old.connect() as connection:
         graph = trace(connection, [find_endpoint(connection, "t2i")], "up")
         lines = list(export_events(connection, graph))
         assert list(export_events(connection, graph)) == lines
@@ -41,11 +36,9 @@ def test_another_registry_knows_the_same_runs_and_data(engine, tmp_path):
     other.dispose()
 
 
-@on_sqlite
-def test_deployments_are_runs_from_a_version_to_an_endpoint(engine):
-    fill(engine, NOW)
-    store = DeploymentStore(engine)
-    with engine.connect() as connection:
+def test_deployments_are_runs_from_a_version_to_an_endpoint(month_old):
+    store = DeploymentStore(month_old)
+    with month_old.connect() as connection:
         graph = trace(connection, [find_endpoint(connection, "t2i")], "up")
         events = [json.loads(line) for line in export_events(connection, graph)]
         digest = connection.exec_driver_sql(
@@ -62,11 +55,11 @@ def test_deployments_are_runs_from_a_version_to_an_endpoint(engine):
     failed, _ = store.deploy("vectors", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "again"))
     store.try_lease(failed.id, "r", NOW, 10.0)
     store.fail(failed.id, "r", Change(NOW + 1.0, "r", "broken"))
-    with engine.connect() as connection:
+    with month_old.connect() as connection:
         lines = list(export_events(connection, trace(connection, [NodeId("deployment", failed.id)], "up")))
     state = fold(parse_event(line.encode()) for line in lines)
     assert (state.status, state.started.at, state.ended.at) == ("failed", NOW, NOW + 1.0)
     wanted, _ = store.deploy("vectors", "minilm@1", None, JudgeSettings(), Change(NOW, "ann", "once more"))
-    with engine.connect() as connection:
+    with month_old.connect() as connection:
         (line,) = export_events(connection, trace(connection, [NodeId("deployment", wanted.id)], "up"))
     assert json.loads(line)["eventType"] == "START"

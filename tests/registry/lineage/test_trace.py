@@ -248,7 +248,7 @@ def test_a_trace_is_bounded_whatever_its_events_state(engine):
     made = [dataset("models/shapes", WEIGHTS, namespace="noria")]
     everything = [dataset(f"/{number}", "1", "s3://" + "u" * 1900) for number in range(120)]
     events = []
-    for number in range(330):
+    for number in range(201):
         facets = (long, many, loss)[number % 3]
         sent = body(facets=facets, inputs=everything, outputs=made)
         sent["run"]["runId"] = str(uuid.UUID(int=number))

@@ -40,9 +40,6 @@ DEFAULT_SCOPES: frozenset[KeyScope] = frozenset({"generate", "jobs", "metrics"})
 
 _TABLE_HEADER = re.compile(r"\s*\[\[\s*(key|\"key\"|'key')\s*\]\]")
 
-_REPLACED_SCOPES: dict[str, tuple[KeyScope, ...]] = {"registry": ("lineage", "deploy")}
-"""Names that files of keys may still use, and what each means."""
-
 
 class ApiKey(Struct, frozen=True):
     """A table of the file."""
@@ -61,7 +58,7 @@ class ApiKey(Struct, frozen=True):
 _ALLOWED_VALUES = {
     "name": "1 to 64 of A-Z a-z 0-9 . _ -",
     "sha256": "the key's SHA-256 in 64 lower-case hexadecimal digits, as `noria key create NAME` prints it",
-    "scopes": f"a list of some of {', '.join(get_args(KeyScope))}, or leave it out; registry means lineage and deploy",
+    "scopes": f"a list of some of {', '.join(get_args(KeyScope))}, or leave it out",
     "max_images_in_flight": "a whole number from 1, or leave it out",
     "images_per_minute": "a whole number from 1, or leave it out",
     "priority": "low, normal, high, or leave it out",
@@ -165,25 +162,12 @@ def _parse_key(table: Any, where: str) -> ApiKey:
         if name not in table:
             raise ConfigError(f"{where}: {name} is missing; it is {_ALLOWED_VALUES[name]}.")
     try:
-        return msgspec.convert(
-            {**table, "scopes": _current_scopes(table["scopes"])} if "scopes" in table else table, ApiKey
-        )
+        return msgspec.convert(table, ApiKey)
     except msgspec.ValidationError as error:
         name = str(error).rpartition(" - at `$.")[2].rstrip("`").partition("[")[0]
         # An invalid digest may be the key itself, put in the wrong place: do not print it.
         got = "not a digest" if name == "sha256" else short_repr(table[name])
         raise ConfigError(f"{where}: {name} is {got}; allowed is {_ALLOWED_VALUES[name]}.") from error
-
-
-def _current_scopes(scopes: Any) -> Any:
-    """Return a list of scopes with the names of today; what is no such list as it is."""
-    if not isinstance(scopes, list):
-        return scopes
-    return [
-        name
-        for scope in scopes
-        for name in (_REPLACED_SCOPES.get(scope, [scope]) if isinstance(scope, str) else [scope])
-    ]
 
 
 def _reject_duplicates(file: str, keys: Sequence[ApiKey], places: Sequence[str]) -> None:

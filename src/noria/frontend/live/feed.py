@@ -182,17 +182,11 @@ class LiveFeed:
 
 def _thumbnail_fields(view: EngineView, positions: Sequence[Any], sprite_sheet: dict[str, Any]) -> dict[str, Any]:
     thumbnails = [
-        {
-            "slot": thumbnail.slot,
-            "request_id": thumbnail.request_id,
-            "index": thumbnail.index,
-            "width_px": thumbnail.width_px,
-            "height_px": thumbnail.height_px,
-            "x": position.x,
-            "y": position.y,
-        }
+        {**msgspec.structs.asdict(thumbnail), "x": position.x, "y": position.y}
         for thumbnail, position in zip(view.thumbnails, positions, strict=True)
     ]
+    for thumbnail in thumbnails:
+        del thumbnail["offset"]  # it is of the pixels
     return {"thumbnails": thumbnails, "sprite_sheet": sprite_sheet}
 
 

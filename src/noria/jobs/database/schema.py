@@ -8,7 +8,6 @@ import pathlib
 from sqlalchemy import (
     BigInteger,
     Column,
-    Connection,
     Engine,
     Float,
     Index,
@@ -17,7 +16,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    text,
 )
 
 from noria.jobs.thread_offloader import NUM_REQUEST_THREADS, NUM_WORKER_THREADS, NUM_WORKERS
@@ -57,15 +55,15 @@ jobs = Table(
     Column("error", Text),
     Column("error_code", Text),
     Column("metrics", Text, nullable=False),
-    Column("text_bytes", BigInteger, nullable=False, server_default="0"),  # since version 5; 0: a job of images
-    # Size of the start image of a job of images, as it is stored. Since version 6.
-    Column("image_bytes", BigInteger, nullable=False, server_default="0"),
-    Column("client", Text, nullable=False, server_default=""),  # since version 7
+    Column("text_bytes", BigInteger, nullable=False),  # 0: a job of images
+    # Size of the start image of a job of images, as it is stored.
+    Column("image_bytes", BigInteger, nullable=False),
+    Column("client", Text, nullable=False),
     UniqueConstraint("made_by", "idempotency_key", name="noria_jobs_idempotency"),
     Index("noria_jobs_of", "made_by", "seq"),
     Index("noria_jobs_line", "status", "order_at"),
     Index("noria_jobs_ended", "completed_at"),
-    Index("noria_jobs_turns", "status", "made_by", "order_at"),  # since version 2
+    Index("noria_jobs_turns", "status", "made_by", "order_at"),
     sqlite_autoincrement=True,  # numbers of deleted jobs are not reused: cursors of pages stay valid
 )
 
@@ -79,7 +77,7 @@ events = Table(
     Column("data", Text, nullable=False),
 )
 
-# The texts of jobs that have not ended, and, as chunk 0, the start images of such jobs. Since version 5.
+# The texts of jobs that have not ended, and, as chunk 0, the start images of such jobs.
 texts = Table(
     "noria_job_texts",
     metadata,
@@ -96,72 +94,17 @@ deliveries = Table(
     Column("body", Text, nullable=False),
     Column("num_tries", Integer, nullable=False),
     Column("due_at", Float(53), nullable=False),
-    # Since version 2; empty in rows that are older.
-    Column("host", Text, nullable=False, server_default=""),
-    Column("made_by", Text, nullable=False, server_default=""),
-    Column("created_at", Float(53), nullable=False, server_default="0"),  # since version 4
-    # Whose share it takes: the API key, or the address. Since version 7, as is the column of the indexes.
-    Column("client", Text, nullable=False, server_default=""),
+    Column("host", Text, nullable=False),
+    Column("made_by", Text, nullable=False),
+    Column("created_at", Float(53), nullable=False),
+    # Whose share it takes: the API key, or the address.
+    Column("client", Text, nullable=False),
     Index("noria_deliveries_claims", "due_at", "client", "host"),
     Index("noria_deliveries_ages", "created_at", "client"),
 )
 
 
-def _migrate_to_2(connection: Connection) -> None:
-    """Add what turns of keys need, and the shares of hosts and keys in deliveries.
-
-    Without the index, counting the queued jobs of a key took 31 ms for each new job among 10,000; with it 3.5 ms.
-    """
-    next(index for index in jobs.indexes if index.name == "noria_jobs_turns").create(connection)
-    for name in ("host", "made_by"):
-        connection.execute(text(f"ALTER TABLE noria_deliveries ADD COLUMN {name} TEXT NOT NULL DEFAULT ''"))
-
-
-def _migrate_to_3(connection: Connection) -> None:
-    """Let claims of deliveries skip those of hosts and keys that have their share within the index.
-
-    With the index of `due_at` alone, skipping 100,000 took 220 ms; with this one 12 ms.
-    """
-    connection.execute(text("DROP INDEX noria_deliveries_due"))
-    connection.execute(text("CREATE INDEX noria_deliveries_claims ON noria_deliveries (due_at, made_by, host)"))
-
-
-def _migrate_to_4(connection: Connection) -> None:
-    """Let deliveries be counted by key, and expire. The age of those that exist counts from when they are due."""
-    connection.execute(text("ALTER TABLE noria_deliveries ADD COLUMN created_at FLOAT NOT NULL DEFAULT 0"))
-    connection.execute(text("UPDATE noria_deliveries SET created_at = due_at"))
-    connection.execute(text("CREATE INDEX noria_deliveries_ages ON noria_deliveries (created_at, made_by)"))
-
-
-def _migrate_to_5(connection: Connection) -> None:
-    texts.create(connection)
-    connection.execute(text("ALTER TABLE noria_jobs ADD COLUMN text_bytes BIGINT NOT NULL DEFAULT 0"))
-
-
-def _migrate_to_6(connection: Connection) -> None:
-    """Let the bytes of start images be counted."""
-    connection.execute(text("ALTER TABLE noria_jobs ADD COLUMN image_bytes BIGINT NOT NULL DEFAULT 0"))
-
-
-def _migrate_to_7(connection: Connection) -> None:
-    """Give each client, also without keys, its share of the deliveries. Older rows without a key share one."""
-    for table in ("noria_jobs", "noria_deliveries"):
-        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN client TEXT NOT NULL DEFAULT ''"))
-        # as `concurrency_limits.client_id` names keys, whose names need no escapes
-        of_key = f"UPDATE {table} SET client = 'the key ''' || made_by || '''' WHERE made_by <> ''"  # noqa: S608
-        connection.execute(text(of_key))
-    for index in deliveries.indexes:
-        connection.execute(text(f"DROP INDEX {index.name}"))
-        index.create(connection)
-
-
-SCHEMA = database.Schema(
-    "jobs",
-    setting="jobs.database",
-    version_key="schema",
-    metadata=metadata,
-    migrations=(_migrate_to_2, _migrate_to_3, _migrate_to_4, _migrate_to_5, _migrate_to_6, _migrate_to_7),
-)
+SCHEMA = database.Schema("jobs", setting="jobs.database", metadata=metadata)
 
 
 def open_jobs_database(setting: str, data_folder: pathlib.Path, timeout_s: float = 10.0) -> Engine:

@@ -20,8 +20,8 @@ from noria.jobs.records import TERMINAL_STATUSES, JobEvent, JobRecord, JobState,
 from noria.protocol.model_spec import ModelKey
 from noria.storage.database import interrupt, write_transaction
 
-# Bound of the texts of the jobs of one page, unless a single one is longer. Only jobs of older versions, and those
-# whose prompts are longer than by default, have more than 10,000 characters.
+# Bound of the texts of the jobs of one page, unless a single one is longer. Only jobs whose prompts are longer than by
+# default have more than 10,000 characters.
 MAX_PAGE_CHARS = 1_048_576
 
 

@@ -14,29 +14,14 @@ from noria.errors import RegistryError, short_list, short_repr
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
 
-MAY_CHANGE = frozenset(
-    {
-        *("name", "folder", "fingerprint", "family", "num_parameters"),
-        *("pipeline", "default_scheduler", "default_steps", "default_guidance", "default_strength", "default_calls"),
-        *("default_prompt_syntax", "family_clip_skip", "default_clip_skip"),
-        *("reference_size", "guidance_rescale", "cfg_normalization"),
-        *(
-            "architecture",
-            "pooling",
-            "fill_id",
-            "lowercases",
-            "dense",
-            "head",
-            "template",
-            "splade",
-            "late_interaction",
-            "default_prompt",
-            "matryoshka_dimensions",
-            "truncation_side",
-            "unread_keys",
-        ),
-    }
-)
+MAY_CHANGE = frozenset({
+    "name", "folder", "fingerprint", "family", "num_parameters",
+    "pipeline", "default_scheduler", "default_steps", "default_guidance", "default_strength", "default_calls",
+    "default_prompt_syntax", "family_clip_skip", "default_clip_skip", "reference_size", "guidance_rescale",
+    "cfg_normalization",
+    "architecture", "pooling", "fill_id", "lowercases", "dense", "head", "template", "splade", "late_interaction",
+    "default_prompt", "matryoshka_dimensions", "truncation_side", "unread_keys",
+})  # fmt: skip
 
 
 def _has_all(before: tuple[str, ...], after: tuple[str, ...]) -> bool:

@@ -82,6 +82,8 @@ def read_deployments(connection: Connection, condition: sa.ColumnElement[bool]) 
         .order_by(deployments.c.id)
     )
     rows = connection.execute(query).all()
+    if not rows:
+        return []
     is_used = versions.c.id.in_({row.version_id for row in rows})
     of_versions = {version.id: version for version in read_versions(connection, is_used)}
     events = _read_events(connection, [row.id for row in rows])

@@ -272,21 +272,15 @@ def routes_of(deployments: Iterable[Deployment]) -> tuple[Route, ...]:
 
     An endpoint without a shadow, a canary and a serving deployment has none: the configuration's model serves it.
     """
-    controls, canaries, shadows = {}, {}, {}
+    found: dict[tuple[str, State], Deployment] = {}
     for deployment in deployments:
-        match deployment.state:
-            case "serving":
-                assert deployment.endpoint not in controls, "one deployment serves an endpoint"
-                controls[deployment.endpoint] = deployment
-            case "canary":
-                assert deployment.endpoint not in canaries, "an endpoint has one unfinished deployment"
-                canaries[deployment.endpoint] = deployment
-            case "shadow":
-                assert deployment.endpoint not in shadows, "an endpoint has one unfinished deployment"
-                shadows[deployment.endpoint] = deployment
+        if deployment.state in ROUTED:
+            key = deployment.endpoint, deployment.state
+            assert key not in found, "an endpoint has one deployment that serves, and one that is unfinished"
+            found[key] = deployment
     routes = []
-    for endpoint in sorted(controls.keys() | canaries.keys() | shadows.keys()):
-        control, canary, shadow = (found.get(endpoint) for found in (controls, canaries, shadows))
+    for endpoint in sorted({endpoint for endpoint, _ in found}):
+        control, canary, shadow = (found.get((endpoint, state)) for state in ("serving", "canary", "shadow"))
         share = 0.0 if canary is None else canary.traffic
         plan = None if shadow is None else shadow.shadow_plan
         shadow_share = 0.0 if plan is None else plan.percent / 100

@@ -153,18 +153,6 @@ def rewrite_run(connection: Connection, run_id: str, state: RunState | None, own
         write_runs(connection, [RunChange(run_id, state, state)], version_ids)
 
 
-def divide_state(connection: Connection, run_id: str) -> None:
-    """Migrate a run whose `state` has its entries, inputs and outputs, and that has no owner."""
-    text = connection.execute(sa.select(runs.c.state).where(runs.c.run_id == run_id)).scalar_one()
-    of_run = lineage_events.c.run_id == run_id
-    owner = connection.scalar(sa.select(lineage_events.c.received_from).where(of_run).order_by(lineage_events.c.seq))
-    counts = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(body_bytes(connection)), 0)).where(of_run)
-    num_events, num_bytes = connection.execute(counts).one()
-    rewrite_run(connection, run_id, read_state(text), owner or "")
-    is_run = runs.c.run_id == run_id
-    connection.execute(runs.update().where(is_run).values(num_events=num_events, num_bytes=num_bytes))
-
-
 def body_bytes(connection: Connection) -> sa.ColumnElement[int]:
     """Return the length of an event's body in bytes, as SQL."""
     body = lineage_events.c.body

@@ -159,7 +159,7 @@ def _lock_runs(connection: Connection, events: Sequence[Event]) -> dict[str, _Ru
     for event in events:
         if event.run_id is not None and event.sender is not None:
             owners.setdefault(event.run_id, event.sender)
-    blank = {"job_namespace": "", "job_name": "", "status": "unknown", "state": ""}
+    blank = {"job_namespace": "", "job_name": "", "status": "unknown", "state": "", "num_events": 0, "num_bytes": 0}
     blanks = [{"run_id": run_id, "owner": owner, **blank} for run_id, owner in owners.items()]
     new = insert_new(connection, runs, runs.c.run_id, blanks)
     known = {run_id: _RunRow(run_id, None, owners[run_id], 0, 0) for run_id in new}

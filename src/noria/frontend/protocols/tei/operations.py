@@ -109,7 +109,7 @@ def tei_operations(routes: TeiRoutes) -> list[Operation]:
     return [
         post(
             path="/embed",
-            handler=routes.embed,
+            handler=routes.reading(EmbedRequestBody, routes.embed),
             summary="Embed texts with text-embeddings-inference's API",
             description="One embedding for each text, also if there is only one. X-Noria-Truncated has the number of "
             "texts that were cut.",
@@ -119,7 +119,7 @@ def tei_operations(routes: TeiRoutes) -> list[Operation]:
         ),
         post(
             path="/embed_all",
-            handler=routes.embed_all,
+            handler=routes.reading(EncodeRequestBody, routes.embed_all),
             summary="Embed the tokens of texts",
             description="The vectors of each text's tokens, of a model with late interaction (ColBERT). `input_type` "
             "says whether the texts are queries or documents, which such models encode differently.",
@@ -129,7 +129,7 @@ def tei_operations(routes: TeiRoutes) -> list[Operation]:
         ),
         post(
             path="/embed_sparse",
-            handler=routes.embed_sparse,
+            handler=routes.reading(EncodeRequestBody, routes.embed_sparse),
             summary="Embed texts sparsely",
             description="The tokens of the vocabulary that a text is about, by their ids, and how much: what is not 0 "
             "of its sparse embedding (SPLADE).",
@@ -139,7 +139,7 @@ def tei_operations(routes: TeiRoutes) -> list[Operation]:
         ),
         post(
             path="/predict",
-            handler=routes.predict,
+            handler=routes.reading(PredictRequestBody, routes.predict),
             summary="Classify texts or pairs",
             description="`inputs` is a text, a pair, or a batch of lists with a text or a pair each. The labels of "
             "each, the best first.",
@@ -159,7 +159,7 @@ def tei_operations(routes: TeiRoutes) -> list[Operation]:
         ),
         post(
             path="/similarity",
-            handler=routes.similarity,
+            handler=routes.reading(SimilarityRequestBody, routes.similarity),
             summary="Compare sentences",
             description="The similarity of each sentence's embedding and that of `source_sentence`: the cosine, unless "
             "the model's configuration says otherwise.",
@@ -169,7 +169,7 @@ def tei_operations(routes: TeiRoutes) -> list[Operation]:
         ),
         post(
             path="/tokenize",
-            handler=routes.tokenize,
+            handler=routes.reading(TokenizeRequestBody, routes.tokenize),
             summary="Tokenize texts",
             description="The tokens of each text, not cut, and where they stand in it, in characters.",
             body=TokenizeRequestBody,
