@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import secrets
+import random
 import time
 from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +72,8 @@ Check = Callable[[ImageRequest, RequestImageFacts], None]
 
 
 def _random_seed() -> int:
-    return secrets.randbits(32)  # exact in JavaScript's numbers, and short enough to copy by hand
+    # Exact in JavaScript's numbers, and short enough to copy by hand.
+    return random.getrandbits(32)
 
 
 class GenerationService:
