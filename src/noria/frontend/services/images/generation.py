@@ -172,7 +172,7 @@ class GenerationService:
                 await validated(None)
             held: contextlib.AbstractContextManager[None] = _NOTHING_HELD  # the quota, while images are read
             if load_files is not None:
-                backlog_s, quota = functools.partial(self.engine_pool.backlog_s, spec), api_client.images
+                backlog_s, quota = functools.partial(self.engine_pool.reports.backlog_s, spec), api_client.images
                 held = quota.hold(max(body.n, 1), time.monotonic(), backlog_s, in_flight=job_id is None)
             with held:
                 if load_files is not None:
@@ -261,7 +261,7 @@ class GenerationService:
             NoriaError: the request was rejected or failed.
         """
         context, spec = admitted.context, admitted.spec
-        backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
+        backlog_s = functools.partial(self.engine_pool.reports.backlog_s, spec)
         held = InFlight(context.api_client.images, admitted.request.payload.n, time.monotonic(), backlog_s)
         return self._generate(admitted, on_update, held, context.log_record)
 

@@ -150,7 +150,7 @@ class EncodingService:
             log_record.add(model=spec.name, model_version=spec.fingerprint, task=spec.task, num_texts=num_texts)
             self._check(settings, spec)
             priority = api_client.allowed_priority(settings.priority) or "normal"
-            backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
+            backlog_s = functools.partial(self.engine_pool.reports.backlog_s, spec)
             with (
                 InFlight(api_client.texts, num_texts, time.monotonic(), backlog_s),
                 self._image_inputs.counted(context.client, settings.images, spec),
