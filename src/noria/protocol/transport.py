@@ -265,7 +265,7 @@ class EngineConnection:
     def close(self) -> None:
         """Close the connection."""
         self._send_now()
-        self._is_read = False
+        self._is_read = self._is_connected = False
         for each in (self._socket, self._monitor):
             self._loop.remove_reader(each.fileno())
         self._socket.disable_monitor()

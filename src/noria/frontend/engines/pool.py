@@ -21,7 +21,7 @@ from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import route
 from noria.observe.metrics import outcomes
 from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest, engine_name
+from noria.protocol.messages import EngineState, EngineView, Ping, ViewRequest, engine_name
 from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection, EngineEndpoint
 
@@ -154,7 +154,7 @@ class EnginePool:
             await asyncio.sleep(_UPKEEP_INTERVAL_S)
             for engine in list(self._engines):
                 if engine.endpoint.is_remote:
-                    engine.ping()
+                    engine.tell(Ping())
             self._remove_left()
             self._move_requests()
             if self._rebalance:
@@ -270,8 +270,8 @@ class EnginePool:
     def request_view(self, name: str, message: ViewRequest) -> None:
         """Ask engine `name` for a view of its running batch, if it is ready. The view goes to `on_view`."""
         for engine in self._engines:
-            if engine.endpoint.name == name:
-                engine.request_view(message)
+            if engine.endpoint.name == name and engine.ready:
+                engine.tell(message)
 
     def unavailable_error(self, needed: str) -> EngineUnavailable:
         """Return a request's error while no engine that holds `needed` is ready; `needed` is part of its message."""
@@ -314,8 +314,6 @@ class EnginePool:
                     return
                 if isinstance(message, EngineView):
                     _notify(self.on_view, engine.endpoint.name, message, data)
-                if isinstance(message, EngineLoad):
-                    engine.ack_load()
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._update_models()
