@@ -8,4 +8,4 @@ class EndingReceiver(RequestReceiver):
 
     def stop(self):
         """End the compiler; the channel's `close` ends the thread that calls `receive`."""
-        self._compiler.shutdown()
+        self._preparer._thread.shutdown()

@@ -85,7 +85,7 @@ class Engine(RequestReceiver):
 
     def stop(self):
         self.executor.go_on.set()
-        self._compiler.shutdown()
+        self._preparer._thread.shutdown()
         self.crash_journal.close()
 
     def submit(self, *requests):

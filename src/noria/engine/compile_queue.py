@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from noria.engine.resumption import Resumption
+from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import AnyRequest
 from noria.protocol.transport import ClientId
 
@@ -30,6 +31,11 @@ class CompileTask:
     data: memoryview | None
     arrived: float  # monotonic seconds
     resumption: Resumption | None = None
+
+    @property
+    def model(self) -> ModelKey:
+        """Name and version of the request's model."""
+        return ModelKey(self.request.model, self.request.model_version)
 
 
 class CompileQueue:

@@ -7,22 +7,22 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from opentelemetry.trace import Tracer
 
 from noria.engine.commands import CancelCommand, Command, ReleaseCommand, SubmitCommand, SubscribeCommand
-from noria.engine.compile_queue import CompileQueue, CompileTask
+from noria.engine.compile_queue import CompileTask
 from noria.engine.load_publisher import LoadPublisher
 from noria.engine.monitoring.crash_journal import CrashJournal
 from noria.engine.monitoring.request_spans import StageSpans
 from noria.engine.monitoring.watchdog import HangWatchdog
+from noria.engine.preparer import Prepared, RequestPreparer
 from noria.engine.resumption import InvalidStateError, Resumption, read_resumption
-from noria.engine.runtime import AnyRuntime, Executor, PreparedRequest
-from noria.errors import EngineUnavailable, QueueFull, RequestCancelled, RequestError
+from noria.engine.runtime import AnyRuntime, Executor
+from noria.errors import EngineUnavailable, RequestCancelled
 from noria.observe.logs.log_record import fields
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.kinds import AnyModelSpec
@@ -54,12 +54,6 @@ from noria.protocol.transport import ClientId, EngineChannel
 from noria.scheduling.types import RequestTimings
 
 _log = logging.getLogger("noria.engine")
-_COMPILE_RETRY_AFTER_S = 5.0  # half of a full queue with the usual 20 to 50 steps takes as long
-
-
-class _PreparingRequest(NamedTuple):
-    arrived: float  # monotonic seconds
-    model: ModelKey
 
 
 @dataclass
@@ -70,12 +64,7 @@ class _Lease:
 
 
 class RequestReceiver:
-    """Answers clients and fills `commands`, the queue of the loop; requests that cannot be prepared are rejected here.
-
-    A new sampler takes up to 1.5 s to compile, and LoRAs that are not loaded as long as reading their files. A separate
-    thread prepares one such request at a time, so that neither pings nor other requests wait. Which one is next, and
-    how many wait, is `CompileQueue`'s to decide.
-    """
+    """Answers clients, and fills `commands`, the queue of the loop, with what is prepared; rejects what cannot be."""
 
     def __init__(
         self,
@@ -102,20 +91,17 @@ class RequestReceiver:
         self.incarnation = uuid.uuid4().hex
         self._executor: Executor[Any] | None = None
         self._is_draining = False
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
-        self._compile_queue = CompileQueue()
         self._clients: dict[str, ClientId] = {}  # by name
         self.loads = LoadPublisher(channel)
-        self._preparing: dict[tuple[ClientId, str], _PreparingRequest] = {}
         self._leases: dict[ClientId, _Lease] = {}
         self._accepted: list[SubmitCommand] = []  # requests of this turn of the channel
         # Takes them, with the lock held; replaced by an engine that does so on the channel's thread.
         self.on_accepted: Callable[[list[SubmitCommand]], None] = self._enqueue_accepted
         # Cancels the requests of a client, with the lock held; replaced likewise, so that the order is kept.
         self.on_forgotten: Callable[[ClientId], None] = lambda client: self.commands.put(CancelCommand(client, None))
-        # protects _models, _replaced, _executor, _clients, _preparing, _leases, _accepted and _compile_queue
+        # protects _models, _replaced, _executor, _clients, _leases, _accepted and _preparer
         self._lock = threading.RLock()
-        self._prepared = threading.Condition(self._lock)  # notified when a request has left _preparing
+        self._preparer = RequestPreparer(self._lock, watchdog, crash_journal, self._on_prepared, self._record_cancelled)
 
     def set_ready(self, runtime: AnyRuntime) -> None:
         """Announce to every client that the models are loaded."""
@@ -132,7 +118,7 @@ class RequestReceiver:
 
     def release_preparing(self) -> set[ClientId]:
         """Hand over every request that is being prepared, because the engine ends; return their clients."""
-        preparing = list(self._preparing)
+        preparing = self._preparer.attempts
         for client, attempt_id in preparing:
             self._release(client, attempt_id)
         return {client for client, _ in preparing}
@@ -157,8 +143,7 @@ class RequestReceiver:
 
     def wait_until_prepared(self, model: ModelKey) -> None:
         """Wait until every request of a model has been passed to the loop, or has ended."""
-        with self._prepared:
-            self._prepared.wait_for(lambda: all(each.model != model for each in self._preparing.values()))
+        self._preparer.wait_until_prepared(model)
 
     def start(self) -> None:
         """Receive from now on."""
@@ -227,9 +212,7 @@ class RequestReceiver:
 
     def _forget_client(self, client: ClientId) -> None:
         """Cancel the requests of a connection that will send nothing more. The caller holds the lock."""
-        self._preparing = {key: each for key, each in self._preparing.items() if key[0] != client}
-        self._prepared.notify_all()
-        self._discard(client, None)
+        self._preparer.forget(client)
         self._pass_accepted_on()
         self.on_forgotten(client)
         self.loads.forget(client)
@@ -292,44 +275,22 @@ class RequestReceiver:
         if request.model_version != spec.fingerprint:
             request = msgspec.structs.replace(request, model_version=spec.fingerprint)
         if not executor.is_compiled(request):
-            self._preparing[client, request.attempt_id] = _PreparingRequest(arrived, spec.key)
-            self._enqueue(executor, CompileTask(client, request, data, arrived, resumption))
+            self._preparer.enqueue(executor, CompileTask(client, request, data, arrived, resumption))
             return
-        outcome = self._prepare(executor, request, data, resumption)
-        if isinstance(outcome, Failed | StateRefused):
-            self._refuse(client, request, arrived, outcome)
+        prepared = self._preparer.prepare(executor, request, data, resumption)
+        if isinstance(prepared, Failed | StateRefused):
+            self._refuse(client, request, arrived, prepared)
         else:
-            self._accepted.append(SubmitCommand(client, outcome, arrived, resumption))
+            self._accepted.append(SubmitCommand(client, prepared, arrived, resumption))
 
-    def _enqueue(self, executor: Executor[Any], task: CompileTask) -> None:
-        rejected = self._compile_queue.put(task)
-        for each in rejected:
-            self._preparing.pop((each.connection, each.request.attempt_id), None)
-            self._prepared.notify_all()
-        if task not in rejected:
-            self._compiler.submit(self._prepare_next, executor)
-        message = "too many requests wait for new combinations of scheduler, inference_steps and strength, or for LoRAs"
-        for each in rejected:
-            failed = Failed(each.request.attempt_id, QueueFull.code, message, retry_after_s=_COMPILE_RETRY_AFTER_S)
-            self._refuse(each.connection, each.request, each.arrived, failed)
+    def _on_prepared(self, task: CompileTask, prepared: Prepared) -> None:
+        if isinstance(prepared, Failed | StateRefused):
+            self._refuse(task.connection, task.request, task.arrived, prepared)
+        else:
+            self.commands.put(SubmitCommand(task.connection, prepared, task.arrived, task.resumption))
 
-    def _prepare_next(self, executor: Executor[Any]) -> None:
-        with self._lock:
-            task = self._compile_queue.take()
-        if task is None:  # it was cancelled or rejected
-            return
-        client, request, attempt_id = task.connection, task.request, task.request.attempt_id
-        with self.crash_journal.preparing(attempt_id):
-            outcome = self._prepare(executor, request, task.data, task.resumption)
-        with self._lock:
-            if self._preparing.pop((client, attempt_id), None) is None:  # cancelled meanwhile, and answered
-                self._record_span(request, task.arrived, RequestCancelled.code)
-                return
-            self._prepared.notify_all()
-            if not isinstance(outcome, Failed | StateRefused):
-                self.commands.put(SubmitCommand(client, outcome, task.arrived, task.resumption))
-                return
-        self._refuse(client, request, task.arrived, outcome)
+    def _record_cancelled(self, task: CompileTask) -> None:
+        self._record_span(task.request, task.arrived, RequestCancelled.code)
 
     def _find_model(self, request: AnyRequest) -> AnyModelSpec | None:
         """Return the request's model in its version, if it is loaded; of several versions, the first."""
@@ -337,36 +298,6 @@ class RequestReceiver:
             if spec.matches(request.model, request.model_version):
                 return spec
         return None
-
-    def _prepare(
-        self, executor: Executor[Any], request: AnyRequest, data: memoryview | None, resumption: Resumption | None
-    ) -> PreparedRequest | Failed | StateRefused:
-        """Prepare a request, or return why that cannot be."""
-        attempt_id = request.attempt_id
-        try:
-            prepared: PreparedRequest = executor.prepare(request, data)
-            if resumption is not None and resumption.states:
-                resumption.check_version(request.model_version)
-                prepared = executor.resume(prepared, resumption.states)
-        except InvalidStateError as error:
-            return StateRefused(attempt_id, str(error))
-        except (RequestError, QueueFull) as error:
-            return Failed(attempt_id, error.code, error.message, error.field, retry_after_s=error.retry_after_s)
-        except BaseException:  # a panic in Rust (safetensors) is no Exception, and would end the channel's thread
-            log_fields = fields(
-                event="request_preparation_failed",
-                request_id=request.request_id,
-                attempt_id=attempt_id,
-                key=request.client or None,
-            )
-            _log.exception("request %s cannot be prepared", request.request_id, extra=log_fields)
-            return Failed(attempt_id, "generation_failed", "the request could not be prepared")
-        self.watchdog.expect_iteration(prepared.longest_iteration_s)
-        return prepared
-
-    def _discard(self, client: ClientId, attempt_id: str | None) -> None:
-        for task in self._compile_queue.discard(client, attempt_id):
-            self._record_span(task.request, task.arrived, RequestCancelled.code)
 
     def _refuse(self, client: ClientId, request: AnyRequest, arrived: float, reply: Failed | StateRefused) -> None:
         if isinstance(reply, StateRefused):
@@ -390,16 +321,13 @@ class RequestReceiver:
         self, client: ClientId, reply: Failed | HandedOver, otherwise: CancelCommand | ReleaseCommand
     ) -> None:
         """Give up a request that is being prepared, with `reply`; pass the command for any other to the loop."""
-        attempt_id = reply.attempt_id
         with self._lock:
-            if (client, attempt_id) not in self._preparing:
+            task = self._preparer.cancel(client, reply.attempt_id)
+            if task is None:
                 self._pass_accepted_on()
                 self.commands.put(otherwise)
                 return
-            arrived = self._preparing.pop((client, attempt_id)).arrived
-            self._prepared.notify_all()
-            self._discard(client, attempt_id)
-        self._send_unserved(client, reply, arrived)
+        self._send_unserved(client, reply, task.arrived)
 
     def _send_unserved(self, client: ClientId, reply: Failed | HandedOver, arrived: float) -> None:
         """Answer a request that did not reach the loop; its time since `arrived` counts as queue time."""

@@ -33,7 +33,7 @@ from noria.protocol.messages import FromEngine, ToEngine, deserialize_from_engin
 _log = logging.getLogger(__name__)
 # zmq's enumerations are slow
 _DONTWAIT, _SNDMORE, _EVENTS = int(zmq.DONTWAIT), int(zmq.SNDMORE), int(zmq.EVENTS)
-_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_POLLIN = int(zmq.POLLIN)
 
 _MAX_GROUP = 16  # messages that wait for each other before they are sent
 _MAX_RECEIVED = 64  # groups of messages in a turn
@@ -212,7 +212,7 @@ class EngineConnection:
         self._socket.connect(address)
         self._loop = asyncio.get_running_loop()
         self._on_event: Callable[[ConnectionEvent], None] = _ignore
-        self._is_read = False
+        self._is_read = self._is_connected = False  # the latter as of the last event
         self._outgoing: list[tuple[bytes, bytes | memoryview]] = []  # messages that are not sent yet
         self._num_seen = 0  # messages a turn of the loop ago
 
@@ -220,11 +220,11 @@ class EngineConnection:
         """Send `message` (and raw bytes beside it) when a turn of the loop has no further one, all of them together.
 
         A busy loop finds the next request in its next turn, and an engine takes a few in one batch sooner than each in
-        one. Raises zmq.Again at once if no engine is connected.
+        one. Raises zmq.Again at once if no engine is connected; if it has just ended, `Disconnected` follows.
         """
+        if not self._is_connected:
+            raise zmq.Again
         if not self._outgoing:
-            if not self._socket.get(_EVENTS) & _POLLOUT:  # type: ignore[operator]
-                raise zmq.Again
             self._loop.call_soon(self._send_outgoing)
         self._outgoing.append((serialize(message), data or b""))
 
@@ -265,7 +265,7 @@ class EngineConnection:
     def close(self) -> None:
         """Close the connection."""
         self._send_now()
-        self._is_read = False
+        self._is_read = self._is_connected = False
         for each in (self._socket, self._monitor):
             self._loop.remove_reader(each.fileno())
         self._socket.disable_monitor()
@@ -293,9 +293,10 @@ class EngineConnection:
             event = zmq.utils.monitor.parse_monitor_message(frames)
             # The messages that came before a disconnect are handled before it.
             self._read_messages()
-            if event["event"] == zmq.EVENT_DISCONNECTED:
+            self._is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if not self._is_connected:
                 self._outgoing.clear()  # the engine's successor knows nothing of it
-            self._on_event(Connected() if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED else Disconnected())
+            self._on_event(Connected() if self._is_connected else Disconnected())
 
 
 def _ignore(_: ConnectionEvent) -> None:

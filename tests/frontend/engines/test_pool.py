@@ -129,7 +129,7 @@ def test_every_load_is_acknowledged(new_engine):
     async def scenario():
         async with EnginePool([engine.address]) as engine_pool:
             await wait_until_async(
-                lambda: engine_pool.num_slots(DiffusionModelSpec) == 4
+                lambda: engine_pool.reports.num_slots(DiffusionModelSpec) == 4
             )  # which the engine sends after its state
             await wait_until_async(lambda: engine.num_load_acks == 1)
 

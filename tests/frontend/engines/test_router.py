@@ -10,7 +10,8 @@ from starlette.testclient import TestClient
 from noria.config import Config
 from noria.errors import EngineUnavailable
 from noria.frontend.app import build_app
-from noria.frontend.engines.pool import EnginePool, PoolLoad
+from noria.frontend.engines.load_reports import PoolLoad
+from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.router import route
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import ModelSpec
@@ -134,13 +135,13 @@ def test_a_models_load_is_that_of_the_engines_that_hold_it(tmp_path):
 
     async def scenario():
         async with EnginePool([engine.address for engine in (both, other, newer)]) as pool:
-            assert pool.load(FAKE_MODEL) == PoolLoad(0.0, 0, 0, 0)
-            await wait_until_async(lambda: pool.num_slots(DiffusionModelSpec) == 3 * 4)
-            assert pool.load(FAKE_MODEL) == PoolLoad(1.5, 2, 3, 4)
-            assert pool.load(OTHER_MODEL) == PoolLoad(0.5, 4, 6, 8)
-            assert [pool.backlog_s(spec) for spec in (FAKE_MODEL, OTHER_MODEL, NEWER)] == [1.5, 0.5, 9.0]
+            assert pool.reports.load(FAKE_MODEL) == PoolLoad(0.0, 0, 0, 0)
+            await wait_until_async(lambda: pool.reports.num_slots(DiffusionModelSpec) == 3 * 4)
+            assert pool.reports.load(FAKE_MODEL) == PoolLoad(1.5, 2, 3, 4)
+            assert pool.reports.load(OTHER_MODEL) == PoolLoad(0.5, 4, 6, 8)
+            assert [pool.reports.backlog_s(spec) for spec in (FAKE_MODEL, OTHER_MODEL, NEWER)] == [1.5, 0.5, 9.0]
             other.set_state("dead")
-            await wait_until_async(lambda: pool.backlog_s(OTHER_MODEL) == 1.5)
+            await wait_until_async(lambda: pool.reports.backlog_s(OTHER_MODEL) == 1.5)
 
     with both, other, newer:
         asyncio.run(scenario())

@@ -38,11 +38,10 @@ from noria.protocol.messages import (
     LoadAck,
     Mount,
     MountResult,
-    Ping,
     Pong,
     Release,
     Resume,
-    ViewRequest,
+    ToEngine,
 )
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import AnyRequest
@@ -201,8 +200,7 @@ class EngineClient:
         """Have it hand a request over, unless it was asked to already."""
         if attempt.released_for is None:
             attempt.released_for = reason
-            with contextlib.suppress(zmq.Again):  # disconnected
-                self.connection.send(Release(attempt.request.attempt_id))
+            self.tell(Release(attempt.request.attempt_id))
 
     def movable_requests(self, now: float) -> list[AnyRequest]:
         """Return the requests that it may hand over to a less busy engine, the newest first.
@@ -233,8 +231,7 @@ class EngineClient:
         except zmq.Again:  # disconnected
             return f"{self.endpoint.name} has ended"
         except asyncio.CancelledError:
-            with contextlib.suppress(zmq.ZMQError):
-                self.connection.send(CancelMount(change_id))
+            self.tell(CancelMount(change_id))
             raise
         finally:
             self._mounts.pop(change_id, None)
@@ -247,24 +244,12 @@ class EngineClient:
     def send_hello(self) -> None:
         """Introduce this front end on a new connection."""
         self.is_connected = True
-        with contextlib.suppress(zmq.Again):  # disconnected again: another `Connected` follows
-            self.connection.send(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
+        self.tell(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
 
-    def ping(self) -> None:
-        """Renew the lease of this front end's requests."""
-        with contextlib.suppress(zmq.Again):  # disconnected
-            self.connection.send(Ping())
-
-    def ack_load(self) -> None:
-        """Acknowledge the last `EngineLoad`, so that the engine sends the next one."""
-        with contextlib.suppress(zmq.Again):  # disconnected
-            self.connection.send(LoadAck())
-
-    def request_view(self, message: ViewRequest) -> None:
-        """Ask for a view of its running batch. Does nothing if it is not ready."""
-        if self.ready:
-            with contextlib.suppress(zmq.Again):  # disconnected
-                self.connection.send(message)
+    def tell(self, message: ToEngine) -> None:
+        """Send a message that may be lost: if it is disconnected, its next process knows nothing of this front end."""
+        with contextlib.suppress(zmq.Again):
+            self.connection.send(message)
 
     def handle_disconnect(self) -> None:
         """Mark the engine as lost and fail every attempt in flight."""
@@ -301,6 +286,7 @@ class EngineClient:
                 self._update_state(message)
             case EngineLoad():
                 self._on_load(message)
+                self.tell(LoadAck())  # so that it sends the next one
             case MountResult(change_id, error):
                 self._end_mount(change_id, error)
             case Pong() | EngineView():  # messages for other clients; views are passed on by the pool

@@ -1,7 +1,8 @@
-"""The front end's connections to the engines: what they hold and how busy they are, as they last reported.
+"""The front end's connections to the engines, and what they hold, as they last reported.
 
-`router.py` chooses among the ready engines that hold a request's model, `retries.py` submits the request. An invalid
-reply fails only its own request. This module knows no HTTP and no deployments, and does not read pixels.
+`load_reports.py` says how busy they are, `router.py` chooses among the ready engines that hold a request's model,
+`retries.py` submits the request. An invalid reply fails only its own request. This module knows no HTTP and no
+deployments, and does not read pixels.
 """
 
 import asyncio
@@ -10,20 +11,18 @@ import functools
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ParamSpec, Self, TypeVar
 
-from noria.config.engine import MAX_SLOTS
 from noria.errors import EngineUnavailable
 from noria.frontend.engines.client import EngineClient, EngineStatus
+from noria.frontend.engines.load_reports import LoadReports
 from noria.frontend.engines.rebalancing import rebalance
 from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
-from noria.frontend.engines.router import holds, route
+from noria.frontend.engines.router import route
 from noria.observe.metrics import outcomes
-from noria.protocol import messages
 from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.messages import EngineLoad, EngineState, EngineView, ViewRequest, engine_name
-from noria.protocol.model_spec import CallChoice, ModelKey, ModelSpec
+from noria.protocol.messages import EngineState, EngineView, Ping, ViewRequest, engine_name
+from noria.protocol.model_spec import ModelKey, ModelSpec
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection, EngineEndpoint
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
@@ -31,16 +30,6 @@ SpecT = TypeVar("SpecT", bound=ModelSpec)
 log = logging.getLogger("noria.frontend")
 
 _UPKEEP_INTERVAL_S = 1.0
-
-
-@dataclass(frozen=True)
-class PoolLoad:
-    """The load of the engines that hold one model, together. `backlog_s` is that of the least busy engine."""
-
-    backlog_s: float
-    num_running: int
-    num_waiting: int
-    num_slots: int
 
 
 Arguments = ParamSpec("Arguments")
@@ -78,6 +67,7 @@ class EnginePool:
         self._is_open, self._rebalance = False, rebalance
         self._first_states_wait_s = first_states_wait_s
         self._engines: list[EngineClient] = []
+        self.reports = LoadReports(self._engines)
         self._upkeep: asyncio.Task[None] | None = None
         self._groups: dict[str, int] = {}  # their order
         self._left_models: dict[str, tuple[ModelSpec, ...]] = {}  # models of the last engine that left, by its group
@@ -164,7 +154,7 @@ class EnginePool:
             await asyncio.sleep(_UPKEEP_INTERVAL_S)
             for engine in list(self._engines):
                 if engine.endpoint.is_remote:
-                    engine.ping()
+                    engine.tell(Ping())
             self._remove_left()
             self._move_requests()
             if self._rebalance:
@@ -263,49 +253,6 @@ class EnginePool:
         """Name and version of each model, by default of any kind, that a ready engine holds."""
         return {spec.key for engine in self._engines for spec in engine.models if isinstance(spec, spec_type)}
 
-    def backlog_s(self, spec: ModelSpec) -> float:
-        """The backlog of the least busy engine that holds this version of the model; 0 if none has reported one."""
-        return min((load.backlog_s for load in self._loads(spec)), default=0.0)
-
-    def load(self, spec: ModelSpec) -> PoolLoad:
-        """The load of the ready engines that hold this version of the model among others, as last reported."""
-        loads = self._loads(spec)
-        return PoolLoad(
-            self.backlog_s(spec),
-            sum(load.num_running for load in loads),
-            sum(load.num_waiting for load in loads),
-            sum(load.num_slots for load in loads),
-        )
-
-    def _loads(self, spec: ModelSpec) -> list[EngineLoad]:
-        engines = [engine for engine in self._engines if holds(engine, spec.name, spec.fingerprint)]
-        return [engine.load for engine in engines if engine.load is not None]
-
-    def num_slots(self, spec_type: type[ModelSpec]) -> int:
-        """The slots of all ready engines with models of one kind, as last reported; 0 until then.
-
-        Of each engine at most as many as the rows of its largest useful call.
-        """
-        return sum(
-            min(engine.load.num_slots, max((costs.max_rows for costs in engine.load.costs), default=MAX_SLOTS))
-            for engine in self._engines
-            if engine.load is not None and any(isinstance(spec, spec_type) for spec in engine.models)
-        )
-
-    def costs(self, spec: ModelSpec) -> list[messages.ShapeCosts]:
-        """Return the costs that the ready engines with this version of the model measured, in the engines' order."""
-        return [costs for load in self._loads(spec) for costs in load.costs if spec.matches(costs.model, costs.version)]
-
-    def precision(self, spec: ModelSpec) -> messages.ModelPrecision | None:
-        """Return in which form the first ready engine with this version of a model computes it; None: as it is."""
-        found = (each for load in self._loads(spec) for each in load.precisions)
-        return next((each for each in found if spec.matches(each.model, each.version)), None)
-
-    def call_choice(self, spec: ModelSpec) -> CallChoice | None:
-        """Return how the first ready engine with this version of an image model calls it; None: as the settings say."""
-        found = (each for load in self._loads(spec) for each in load.call_choices)
-        return next((each for each in found if spec.matches(each.model, each.version)), None)
-
     @property
     def engines(self) -> list[EngineStatus]:
         """The state of each engine, in the order of their addresses."""
@@ -323,8 +270,8 @@ class EnginePool:
     def request_view(self, name: str, message: ViewRequest) -> None:
         """Ask engine `name` for a view of its running batch, if it is ready. The view goes to `on_view`."""
         for engine in self._engines:
-            if engine.endpoint.name == name:
-                engine.request_view(message)
+            if engine.endpoint.name == name and engine.ready:
+                engine.tell(message)
 
     def unavailable_error(self, needed: str) -> EngineUnavailable:
         """Return a request's error while no engine that holds `needed` is ready; `needed` is part of its message."""
@@ -367,8 +314,6 @@ class EnginePool:
                     return
                 if isinstance(message, EngineView):
                     _notify(self.on_view, engine.endpoint.name, message, data)
-                if isinstance(message, EngineLoad):
-                    engine.ack_load()
                 if isinstance(message, EngineState):
                     if engine.ready:
                         self._update_models()

@@ -48,6 +48,8 @@ _MAX_LEVELS = 32  # levels of objects and lists in ignored fields; responses rep
 
 _MAX_ELEMENTS_BESIDE_IMAGES = 10_000
 
+_UNCOUNTED = contextlib.nullcontext()
+
 
 class JsonBodyReader:
     """Reads the JSON bodies of all routes of a front end.
@@ -98,22 +100,20 @@ class JsonBodyReader:
         if not any_type:
             _check_media_type(http, JSON)
         if is_small(http):
-            if _has_arrived(http):
-                return await read_bytes(http, self._max_bytes, takes_gzip=takes_gzip)
-            with self._counted_on_its_way(http):
+            with self._on_its_way(http):
                 return await read_bytes(http, self._max_bytes, takes_gzip=takes_gzip)
         with contextlib.ExitStack() as slots:
             return await read_bytes(http, self._max_bytes, self._slot_taker(http, slots), takes_gzip=takes_gzip)
 
-    @contextlib.contextmanager
-    def _counted_on_its_way(self, http: Request) -> Iterator[None]:
-        """Count a body that has not arrived with its head, until it has.
+    def _on_its_way(self, http: Request) -> contextlib.AbstractContextManager[None]:
+        """Return a context that counts a body that has not arrived with its head, until it has.
 
-        Raises RateLimited, and sets `http.state.must_close`: else what has come of the body would be kept.
+        It raises RateLimited, and sets `http.state.must_close`: else what has come of the body would be kept.
         """
-        if _has_arrived(http):
-            yield
-            return
+        return _UNCOUNTED if _has_arrived(http) else self._counted(http)
+
+    @contextlib.contextmanager
+    def _counted(self, http: Request) -> Iterator[None]:
         client = client_id_of(http)
         try:
             self._small_bodies.acquire(client)
@@ -141,7 +141,7 @@ class JsonBodyReader:
 
         slot_taker = self._slot_taker(http, slots)
         on_piece = count if media_type == JSON else None
-        with self._counted_on_its_way(http):
+        with self._on_its_way(http):
             raw = await read_bytes(http, self._max_bytes_with_images, slot_taker, on_piece)
         # Else decoding takes a long time.
         if len(raw) > self._max_bytes and num_elements > _MAX_ELEMENTS_BESIDE_IMAGES:

@@ -169,6 +169,9 @@ def record_http_request(scope: Scope, status: int, duration_s: float, log_record
     method = scope["method"] if scope["method"] in request_spans.METHODS else "other"
     requests, seconds = _series(method, path, status)
     add_all((requests, 1), (seconds, duration_s))
+    level = logging.DEBUG if getattr(route, "is_polled", False) else logging.INFO
+    if not log_record and not log.isEnabledFor(level):
+        return
     target = scope["raw_path"].decode("latin-1")  # percent-encoded, without the query
     state = scope["state"]
     key = state["api_client"].name if "api_client" in state else None
@@ -185,6 +188,5 @@ def record_http_request(scope: Scope, status: int, duration_s: float, log_record
     if log_record:
         log_record.write(**named)
         return
-    level = logging.DEBUG if getattr(route, "is_polled", False) else logging.INFO
     outcome = {"outcome": state.get("error_code"), "error": state.get("logged_error"), "job_id": state.get("job_id")}
     log_fields(log, level, f"{scope['method']} {target} {status}", named | outcome, event="access")

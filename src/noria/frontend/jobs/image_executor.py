@@ -60,7 +60,7 @@ class GenerationJobExecutor:
         """
         if self._concurrency != "auto":
             return self._concurrency
-        num_slots = self._generation_service.engine_pool.num_slots(DiffusionModelSpec) or _DEFAULT_NUM_SLOTS
+        num_slots = self._generation_service.engine_pool.reports.num_slots(DiffusionModelSpec) or _DEFAULT_NUM_SLOTS
         return math.ceil(2 * num_slots / self._num_frontends())
 
     async def execute(

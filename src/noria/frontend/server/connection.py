@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from uvicorn._types import ASGI3Application
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from noria.frontend.access.trusted_proxies import UNIX_CLIENT
@@ -41,6 +42,7 @@ TCP_USER_TIMEOUT_S = 60.0
 _DISCONNECT_POLL_S = 0.1
 """How often a connection whose reading is paused is asked whether the client has left: its end waits behind what is not
 read."""
+_FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto"})
 _TCP_INFO_BYTES, _BYTES_ACKED_AT = 128, 120  # struct tcp_info of linux/tcp.h; tcpi_bytes_acked is an __u64
 
 
@@ -246,6 +248,8 @@ class TimeoutHttpProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False  # which 1.0 does not have
+        if isinstance(app, ProxyHeadersMiddleware) and _FORWARDED.isdisjoint(dict(cycle.scope["headers"])):
+            app = app.app  # it looks for these alone
         super()._start_asgi_task(cycle, Exchange(cycle, app, self.loop))
 
     def _head_bytes(self) -> int:

@@ -78,8 +78,8 @@ def line_of(
         if kind is str:
             line[name] = value
             texts.append(value)  # type: ignore[arg-type]
-        elif kind is float and -math.inf < value < math.inf:  # type: ignore[operator]
-            line[name] = round(value, 6)  # type: ignore[call-overload]
+        elif kind is float and -1e9 < value < 1e9:  # type: ignore[operator]
+            line[name] = round(value * 1e6) / 1e6  # type: ignore[operator]  # a third of the time of round(value, 6)
         elif kind is int and -(2**63) <= value < 2**63:  # type: ignore[operator]
             line[name] = value
         elif value is not None:

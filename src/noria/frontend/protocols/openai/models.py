@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import EngineUnavailable, ModelNotFound
-from noria.frontend.engines.pool import PoolLoad
+from noria.frontend.engines.load_reports import PoolLoad
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.submission import DEFAULT_MODEL_ALIAS, not_served
 from noria.frontend.http.json_response import json_response
@@ -137,8 +137,8 @@ class ModelRoutes:
             return json_response(ModelCard(name, self._created, loaded=False, noria=None))
         spec = self._find(name, context)
         if isinstance(spec, EncoderModelSpec):
-            load, capabilities = self._engine_pool.load(spec), encoder_capabilities_of(spec, self._config)
-            precision = self._engine_pool.precision(spec)
+            load, capabilities = self._engine_pool.reports.load(spec), encoder_capabilities_of(spec, self._config)
+            precision = self._engine_pool.reports.precision(spec)
             encoder = EncoderDetail(spec.name, self._created, spec.fingerprint, load, capabilities, precision)
             return json_response(encoder)
         assert isinstance(spec, DiffusionModelSpec)
@@ -152,11 +152,11 @@ class ModelRoutes:
             default_guidance=spec.default_guidance,
             default_scheduler=spec.default_scheduler,
             schedulers=spec.schedulers,
-            load=self._engine_pool.load(spec),
-            costs=self._engine_pool.costs(spec),
+            load=self._engine_pool.reports.load(spec),
+            costs=self._engine_pool.reports.costs(spec),
             noria=await self._capabilities(spec),
-            precision=self._engine_pool.precision(spec),
-            call_choice=self._engine_pool.call_choice(spec),
+            precision=self._engine_pool.reports.precision(spec),
+            call_choice=self._engine_pool.reports.call_choice(spec),
         )
         return json_response(detail)
 

@@ -179,7 +179,7 @@ class TeiRoutes:
         """Describe the first text encoder."""
         spec = self._encoding_service.resolve_model(None, http.state.context)
         engine, frontend = self._config.engine, self._config.frontend
-        precision = self._encoding_service.engine_pool.precision(spec)
+        precision = self._encoding_service.engine_pool.reports.precision(spec)
         return json_response(
             Info(
                 model_id=spec.name,

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import secrets
+import random
 import time
 from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +72,8 @@ Check = Callable[[ImageRequest, RequestImageFacts], None]
 
 
 def _random_seed() -> int:
-    return secrets.randbits(32)  # exact in JavaScript's numbers, and short enough to copy by hand
+    # Exact in JavaScript's numbers, and short enough to copy by hand.
+    return random.getrandbits(32)
 
 
 class GenerationService:
@@ -171,7 +172,7 @@ class GenerationService:
                 await validated(None)
             held: contextlib.AbstractContextManager[None] = _NOTHING_HELD  # the quota, while images are read
             if load_files is not None:
-                backlog_s, quota = functools.partial(self.engine_pool.backlog_s, spec), api_client.images
+                backlog_s, quota = functools.partial(self.engine_pool.reports.backlog_s, spec), api_client.images
                 held = quota.hold(max(body.n, 1), time.monotonic(), backlog_s, in_flight=job_id is None)
             with held:
                 if load_files is not None:
@@ -260,7 +261,7 @@ class GenerationService:
             NoriaError: the request was rejected or failed.
         """
         context, spec = admitted.context, admitted.spec
-        backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
+        backlog_s = functools.partial(self.engine_pool.reports.backlog_s, spec)
         held = InFlight(context.api_client.images, admitted.request.payload.n, time.monotonic(), backlog_s)
         return self._generate(admitted, on_update, held, context.log_record)
 

@@ -143,57 +143,56 @@ def validate(
         for field, prompt in (("prompt", body.prompt), ("negative_prompt", body.negative_prompt or ""))
         for text in attempt(functools.partial(_check_prompt, field, prompt, syntax, steps, config), ())
     ]
-    request = EngineRequest(
+    payload = DiffusionPayload(
+        prompt=body.prompt,
+        negative_prompt=body.negative_prompt,
+        prompt_syntax=syntax,
+        embeddings=attempt(lambda: folders.embeddings.used_in(texts, spec.name), ())
+        if syntax == "a1111" and folders.embeddings
+        else (),
+        clip_skip=attempt(lambda: _check_clip_skip(body.clip_skip, spec), None),
+        n=int(checked("n", body.n)),
+        seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
+        width=int(checked("width", width_px if body.width is None else body.width)),
+        height=int(checked("height", height_px if body.height is None else body.height)),
+        inference_steps=num_steps,
+        guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
+        scheduler=scheduler,
+        partial_images=attempt(lambda: _check_previews(body, checked), 0) if body.partial_images else 0,
+        loras=attempt(lambda: _complete_loras(body.loras, spec, folders.loras), ()) if body.loras else (),
+        strength=None
+        if body.strength is None and start_image is None
+        else attempt(lambda: check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
+        has_mask=start_image is not None and start_image.mask_digest is not None,
+        image_digest=None if start_image is None else start_image.digest,
+        mask_digest=None if start_image is None else start_image.mask_digest,
+        mask_fill=None if start_image is None else start_image.mask_fill,
+        controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
+        reference_images=references,
+        ip_adapter=ip_adapter and attempt(lambda: folders.ip_adapters.complete(ip_adapter, spec), None),
+        refiner=None
+        if (refiner := body.refiner) is None
+        else attempt(lambda: _complete_refiner(refiner, start_image, spec, scheduler, folders.refiners), None),
+        second_pass=second_pass,
+    )
+    deadline_s = None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000
+    start_px = attempt(lambda: own_size(start_image, (payload.width, payload.height), spec), None)
+    if second_pass is not None:
+        has_images = start_image is not None or bool(references)
+        attempt(lambda: check_second_pass(payload, spec, has_images=has_images), None)
+    calls = attempt(lambda: _check_calls(body.calls, payload, spec, checked), 1.0)
+    problems.raise_all()
+    return EngineRequest(
         request_id=request_id,
         model=spec.name,
-        payload=DiffusionPayload(
-            prompt=body.prompt,
-            negative_prompt=body.negative_prompt,
-            prompt_syntax=syntax,
-            embeddings=attempt(lambda: folders.embeddings.used_in(texts, spec.name), ())
-            if syntax == "a1111" and folders.embeddings
-            else (),
-            clip_skip=attempt(lambda: _check_clip_skip(body.clip_skip, spec), None),
-            n=int(checked("n", body.n)),
-            seed=draw_seed() if body.seed is None else int(checked("seed", body.seed)),
-            width=int(checked("width", width_px if body.width is None else body.width)),
-            height=int(checked("height", height_px if body.height is None else body.height)),
-            inference_steps=num_steps,
-            guidance_scale=float(checked("guidance_scale", body.guidance_scale)),
-            scheduler=scheduler,
-            partial_images=attempt(lambda: _check_previews(body, checked), 0) if body.partial_images else 0,
-            loras=attempt(lambda: _complete_loras(body.loras, spec, folders.loras), ()) if body.loras else (),
-            strength=None
-            if body.strength is None and start_image is None
-            else attempt(lambda: check_strength(body.strength, images, spec, scheduler, num_steps, checked), None),
-            has_mask=start_image is not None and start_image.mask_digest is not None,
-            image_digest=None if start_image is None else start_image.digest,
-            mask_digest=None if start_image is None else start_image.mask_digest,
-            mask_fill=None if start_image is None else start_image.mask_fill,
-            controls=attempt(lambda: folders.controlnets.complete(controls, spec), ()) if controls else (),
-            reference_images=references,
-            ip_adapter=ip_adapter and attempt(lambda: folders.ip_adapters.complete(ip_adapter, spec), None),
-            refiner=None
-            if (refiner := body.refiner) is None
-            else attempt(lambda: _complete_refiner(refiner, start_image, spec, scheduler, folders.refiners), None),
-            second_pass=second_pass,
-        ),
+        payload=msgspec.structs.replace(payload, calls=calls, start_px=start_px),
         timeout_s=config.request_timeout_s,
         model_version=spec.fingerprint,
         client=client,
         priority=body.priority or "normal",
-        deadline_s=None if body.deadline_ms is None else checked("deadline_ms", body.deadline_ms) / 1000,
+        deadline_s=deadline_s,
         stream_progress=body.stream,
     )
-    size_px = request.payload.width, request.payload.height
-    start_px = attempt(lambda: own_size(start_image, size_px, spec), None)
-    if request.payload.second_pass is not None:
-        has_images = start_image is not None or bool(references)
-        attempt(lambda: check_second_pass(request.payload, spec, has_images=has_images), None)
-    calls = attempt(lambda: _check_calls(body.calls, request.payload, spec, checked), 1.0)
-    problems.raise_all()
-    payload = msgspec.structs.replace(request.payload, calls=calls, start_px=start_px)
-    return msgspec.structs.replace(request, payload=payload)
 
 
 def _check_prompt(

@@ -40,7 +40,6 @@ from noria.frontend.services.texts.text_request import (
     length_limit,
     make_payload,
     pack_token_ids,
-    roles,
     with_prompt,
 )
 from noria.frontend.services.texts.tokenization import TokenizationThread
@@ -151,7 +150,7 @@ class EncodingService:
             log_record.add(model=spec.name, model_version=spec.fingerprint, task=spec.task, num_texts=num_texts)
             self._check(settings, spec)
             priority = api_client.allowed_priority(settings.priority) or "normal"
-            backlog_s = functools.partial(self.engine_pool.backlog_s, spec)
+            backlog_s = functools.partial(self.engine_pool.reports.backlog_s, spec)
             with (
                 InFlight(api_client.texts, num_texts, time.monotonic(), backlog_s),
                 self._image_inputs.counted(context.client, settings.images, spec),
@@ -352,13 +351,15 @@ class EncodingService:
                     self._record_span("tokenize", time.perf_counter() - started)
                     raise DeadlineExceeded(f"the texts were not tokenized within {timeout_s:g} s.") from error
             if spec.late_interaction is not None:
-                pairs = zip(tokenized, roles(settings), strict=False)
-                tokenized = [fit_to_role(text, role, spec) if text.num_tokens else text for text, role in pairs]
+                tokenized = [
+                    fit_to_role(text, settings.role_at(index), spec) if text.num_tokens else text
+                    for index, text in enumerate(tokenized)
+                ]
             texts += tokenized
         if current_span() is not INVALID_SPAN:
             self._record_span("tokenize", time.perf_counter() - started)
         truncates = self.config.truncate_texts if settings.truncate is None else settings.truncate
-        for index, (text, role) in enumerate(zip(texts, roles(settings), strict=False)):
+        for index, text in enumerate(texts):
             if not text.num_tokens:
                 raise UntokenizableText(
                     f"{settings.name(index)} has no tokens: the tokenizer of {spec.name} leaves nothing of it. Send "
@@ -366,7 +367,7 @@ class EncodingService:
                     field="input",
                 )
             if text.num_cut and not truncates:
-                limit = spec.max_length if settings.token_ids else length_limit(role, spec)
+                limit = spec.max_length if settings.token_ids else length_limit(settings.role_at(index), spec)
                 raise InvalidField(
                     f"{settings.name(index)} has {text.num_tokens + text.num_cut} tokens; {spec.name} takes at most "
                     f"{limit}. Shorten it, or allow truncation.",

@@ -4,7 +4,7 @@ import array
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -71,9 +71,15 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
         """The number of inputs: a pair counts as one, and an image too."""
         return len(self.inputs) + len(self.token_ids) + len(self.images)
 
+    def role_at(self, index: int) -> TextRole | None:
+        """Return the side of a search that a text is on."""
+        if not self.is_ranking:
+            return self.role
+        return "document" if index else "query"
+
     def without_images(self) -> "TextRequestSettings":
         """Return the settings with the places of images alone, since files are long."""
-        return msgspec.structs.replace(self, images=dict.fromkeys(self.images, ""))
+        return msgspec.structs.replace(self, images=dict.fromkeys(self.images, "")) if self.images else self
 
     def name(self, index: int) -> str:
         """Return what errors call a text: its number without the query of a ranking; images count."""
@@ -87,6 +93,8 @@ class TextRequestSettings(Struct, frozen=True, kw_only=True):
 
 def role_of(input_type: InputType | None, task: InputTypeOrTask | None) -> TextRole | None:
     """Return the side that a body's `SIDE_FIELDS` name. Raises InvalidField: they differ."""
+    if input_type is None and task is None:
+        return None
     sides = {_side(name) for name in (input_type, task) if name is not None}
     if len(sides) > 1:
         raise InvalidField(
@@ -164,8 +172,11 @@ def with_prompt(settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequen
 
     """
     if settings.is_ranking:
-        sides = zip(roles(settings), settings.inputs, strict=False)
-        return [_prompt(settings, spec, role) + text for role, text in sides if isinstance(text, str)]
+        return [
+            _prompt(settings, spec, settings.role_at(index)) + text
+            for index, text in enumerate(settings.inputs)
+            if isinstance(text, str)
+        ]
     prompt = _prompt(settings, spec, settings.role)
     if spec.template is not None:
         instruction = settings.instruction or prompt
@@ -174,14 +185,6 @@ def with_prompt(settings: TextRequestSettings, spec: EncoderModelSpec) -> Sequen
     if not prompt:
         return settings.inputs
     return [prompt + text if isinstance(text, str) else text for text in settings.inputs]
-
-
-def roles(settings: TextRequestSettings) -> Iterator[TextRole | None]:
-    """Yield the side of a search that each text is on, without end."""
-    if settings.is_ranking:
-        yield "query"
-        yield from itertools.repeat("document")
-    yield from itertools.repeat(settings.role)
 
 
 def _prompt(settings: TextRequestSettings, spec: EncoderModelSpec, role: TextRole | None) -> str:
@@ -211,6 +214,8 @@ def adapter_of(settings: TextRequestSettings, spec: EncoderModelSpec) -> int:
 
     """
     names, tasks = _names(settings, settings.role), [adapter.task for adapter in spec.adapters]
+    if not names and not tasks:
+        return 0
     chosen = names or [settings.prompt_name or spec.default_prompt or ""]
     found = next((tasks.index(name) + 1 for name in chosen if name in tasks), 0)
     is_prompt = not tasks and (settings.role is not None or settings.task in dict(spec.prompts))
