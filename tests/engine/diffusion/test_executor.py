@@ -14,7 +14,7 @@ import start_images
 from generating import difference, generate, resumed
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
-from noria.engine.diffusion import executor as diffusion
+from noria.engine.diffusion import step_batch
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.image_conditioner import PromptEmbeddingCache
 from noria.engine.diffusion.loading import warm_up
@@ -497,7 +497,7 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch, method, rows)
 
 def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypatch):
     spec, executor, _ = bundled
-    real, calls = diffusion.next_samples, []
+    real, calls = step_batch.next_samples, []
 
     def next_samples(*arguments):
         calls.append(arguments)
@@ -505,7 +505,7 @@ def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypa
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*arguments)
 
-    monkeypatch.setattr(diffusion, "next_samples", next_samples)
+    monkeypatch.setattr(step_batch, "next_samples", next_samples)
     events = []
     loop = StepLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
     for number in range(2):
