@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny_models
-from generating import evicted_image, generate, loop_of, resumed
+from generating import evicted_image, generate, load, loop_of, resumed, run
 from noria.config import EngineConfig
 from noria.engine.diffusion import executor as executor_module
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -14,7 +14,6 @@ from noria.engine.diffusion.image_state import BegunImage
 from noria.engine.diffusion.loading import load_executor
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady
 from noria.models.catalog import open_model
-from noria.models.families import FAMILIES
 from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import Control, Lora
 from noria.scheduling.types import FinishReason
@@ -79,22 +78,14 @@ def test_so_is_one_with_a_start_image(bundled, has_mask):
 def test_so_is_one_of_a_model_for_inpainting(tmp_path):
     unet = tiny_models.INPAINTING_UNET
     folder = tiny_models.save_stable_diffusion(tmp_path, unet=unet, pipeline="StableDiffusionInpaintPipeline")
-    spec = open_model(str(folder))
-    executor = DiffusionExecutor(FAMILIES[spec.family].load(spec, CONFIG, "cpu"), CONFIG)
+    _, executor = load(folder, slots=2, buckets=(4,))
     assert_same(executor, make_request(strength=1.0, has_mask=True), 2, frame_of((64, 64, 3), (64, 64)))
 
 
 def test_so_is_one_that_a_controlnet_steers(tiny_folder, tmp_path):
-    spec, name = open_model(str(tiny_folder)), "edges"
-    config = EngineConfig(
-        dtype="float32",
-        slots=2,
-        threads=1,
-        buckets=(4,),
-        controlnets=(str(tiny_models.save_controlnet(tmp_path / name, tiny_folder)),),
-    )
-    executor = DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
-    assert_same(executor, make_request(controls=(Control(name),)), 2, frame_of((64, 64, 3)))
+    controlnet = tiny_models.save_controlnet(tmp_path / "edges", tiny_folder)
+    _, executor = load(tiny_folder, slots=2, buckets=(4,), controlnets=(str(controlnet),))
+    assert_same(executor, make_request(controls=(Control("edges"),)), 2, frame_of((64, 64, 3)))
 
 
 def evicted(executor, request, call):
@@ -131,8 +122,7 @@ def test_an_evicted_image_goes_on_in_another_engine(bundled):
     (handed_over,) = [event for event in events if isinstance(event, RequestHandedOver)]
     target, events = loop_of(DiffusionExecutor(bundled.model, bundled.config))
     target.submit(*resumed(target._executor, request, handed_over))
-    while target.run_iteration() is not None:
-        pass
+    run(target)
     assert np.array_equal(pixels_of(events), generate(bundled, [request])["r", 0].ravel())
 
 

@@ -3,27 +3,20 @@
 import msgspec
 import numpy as np
 import pytest
-import torch
 
-from generating import generate, loop_of, moved_image
-from noria.config import EngineConfig
+from generating import generate, load, loop_of, moved_image
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady
 from noria.engine.resumption import InvalidStateError, read_resumption
-from noria.models.catalog import open_model
-from noria.models.diffusion.unet_models.stable_diffusion import StableDiffusion
 from noria.protocol.messages import Resume
-from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
 
 
 @pytest.fixture(scope="module")
 def engines(tiny_folder):
     """Two executors of one model, each call of which has one number of rows."""
-    torch.set_num_threads(1)
-    config = EngineConfig(dtype="float32", slots=8, threads=1, buckets=(4,))
-    model = StableDiffusion.load(open_model(str(tiny_folder)), config, "cpu")
-    return [DiffusionExecutor(model, config) for _ in range(2)]
+    _, first = load(tiny_folder, buckets=(4,))
+    return [first, DiffusionExecutor(first.model, first.config)]
 
 
 def make_request(scheduler, number=1, **fields):
@@ -59,8 +52,7 @@ def test_of_a_request_with_several_images_each_goes_on_where_it_is(engines):
     source, target = engines
     request = make_request("euler-a", n=4)
     undisturbed = generate(source, [request])
-    events = []
-    source_loop = type(loop_of(source)[0])(StepScheduler(2), source, events.append, lambda: 0.0)
+    source_loop, events = loop_of(source, num_slots=2)
     source_loop.submit(source.prepare(request))
     for _ in range(9):
         source_loop.run_iteration()
