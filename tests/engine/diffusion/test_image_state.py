@@ -35,7 +35,7 @@ def test_a_moved_image_is_that_of_an_undisturbed_run_bit_by_bit(engines, schedul
     request = make_request(scheduler)
     undisturbed = generate(executor, [request])["r1", 0]
     num_calls = executor.prepare(request).num_calls
-    others = [make_request(name, 2, seed=9, inference_steps=20) for name in ("ddim", "lms")]
+    others = [make_request(name, 2, seed=9, inference_steps=num_calls) for name in ("ddim", "lms")]
     for call in range(1, num_calls):
         image = moved_image(executor, request, call, company=others[call % 2 :][:1])
         assert np.array_equal(image, undisturbed), call
