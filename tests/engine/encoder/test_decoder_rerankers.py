@@ -118,6 +118,7 @@ def assert_scores(spec: EncoderModelSpec, expected: Sequence[float], session: Se
 
 KINDS = {
     "qwen3": as_published,
+    "one layer": lambda folder: as_published(folder, num_hidden_layers=1),
     "tied": lambda folder: as_published(folder, tie_word_embeddings=True),
     "qwen2": lambda folder: as_published(folder, "Qwen2ForCausalLM"),
     "mistral": lambda folder: as_published(folder, "MistralForCausalLM", sliding_window=None),
@@ -143,7 +144,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(
-    ("made", "path"), [*[(kind, "torch") for kind in KINDS], ("qwen3", "graph")], indirect=["made"]
+    ("made", "path"),
+    # Torch traces a layer of a decoder for 5 s.
+    [
+        *[(kind, "torch") for kind in KINDS],
+        ("one layer", "graph"),
+        pytest.param("qwen3", "graph", marks=pytest.mark.slow),
+    ],
+    indirect=["made"],
 )
 def test_it_computes_the_scores(made: tuple[EncoderModelSpec, Any], path: str, tmp_path: pathlib.Path) -> None:
     assert np.ptp(made[1]) > 1e-4  # ten times the tolerance; the trained tokenizer differs each time
