@@ -6,13 +6,19 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from noria.config import EngineConfig
+from noria.engine.encoder.sessions import load_sessions
 from noria.folders import cache_folder
 from noria.models.catalog import open_model_of
+from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.onnx_export import export
-from noria.models.encoder.token_rows import image_part
+from noria.models.encoder.token_rows import Session, TokenRow, image_part
 from noria.protocol.text import EncoderModelSpec
 
+CONFIG = EngineConfig(encoder_sessions=1, threads=1)
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 
 TEXTS = [
@@ -112,6 +118,31 @@ def open_exported(model: str, cache: str = "") -> EncoderModelSpec:
     for tower in (spec,) if spec.image_input is None else (spec, image_part(spec)):
         export(tower, cache_folder(cache, os.environ))
     return spec
+
+
+def rows_of(spec: EncoderModelSpec, inputs: Sequence[Any]) -> list[TokenRow]:
+    """Return texts or pairs as the model sees them."""
+    return [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(inputs)]
+
+
+def open_session(spec: EncoderModelSpec, path: str, cache: pathlib.Path) -> Session:
+    """Return the session of a model: "torch", "packed", which is torch, too, or the "graph", exported into `cache`."""
+    if path == "graph":
+        open_exported(spec.folder, str(cache))
+    backend = {"encoder_backend": "auto" if path == "graph" else "torch", "cache_dir": str(cache)}
+    packing = {"encoder_packing": "on"} if path == "packed" else {}
+    (session,) = load_sessions(spec, msgspec.structs.replace(CONFIG, **backend | packing), "cpu")
+    return session
+
+
+def assert_results(session: Session, rows: Sequence[Any], expected: Sequence[Any], *, normalize: bool = False) -> None:
+    """Compare the results of rows in one batch, in two, and each alone; `normalize` makes them as long as 1."""
+    for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
+        results = [result for batch in batches for result in session.run(batch)]
+        for got, right in zip(results, expected, strict=True):
+            assert got.shape == right.shape
+            scale = np.linalg.norm(got) if normalize else 1.0
+            np.testing.assert_allclose(got / scale, right, atol=1e-5 * max(1.0, np.abs(right).max()))
 
 
 def make_tokenizer(folder: pathlib.Path, *, is_roberta: bool = False) -> int:

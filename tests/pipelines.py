@@ -24,23 +24,33 @@ def set_scheduler(pipe, request, folder=None, **overrides):
         pipe.scheduler = scheduler.from_config(own_config, **{**overrides, **choice.overrides})
 
 
+def open_pipeline(pipeline_class, folder, **parts):
+    """A pipeline of a folder, in float32, with some parts of others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
+        pipe = pipeline_class.from_pretrained(folder, dtype=torch.float32, **parts)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 def run_pipeline(pipe, request, **options):
-    """The image [height, width, 3]; what is None among the settings and `options` is left out."""
+    """The image [height, width, 3], or the latents of `output_type` "latent".
+
+    `options` go before the settings of the request; what is None among them is left out.
+    """
     payload = request.payload
     settings = {
+        "prompt": payload.prompt,
         "negative_prompt": payload.negative_prompt,
         "width": payload.width,
         "height": payload.height,
+        "num_inference_steps": payload.inference_steps,
         "guidance_scale": payload.guidance_scale,
+        "generator": torch.Generator("cpu").manual_seed(payload.seed),
+        "output_type": "np",
         **options,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
-        (image,) = pipe(
-            prompt=payload.prompt,
-            num_inference_steps=payload.inference_steps,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            output_type="np",
-            **{name: value for name, value in settings.items() if value is not None},
-        ).images
-    return (image * 255).round().astype(np.uint8)
+        images = pipe(**{name: value for name, value in settings.items() if value is not None}).images
+    return images if settings["output_type"] == "latent" else (images[0] * 255).round().astype(np.uint8)

@@ -1,23 +1,16 @@
 """Requests with start images and masks, and the images of diffusers' pipelines for them."""
 
-import warnings
+import functools
 
 import diffusers
 import numpy as np
 import PIL.Image
-import torch
 
 from generating import generate
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.images import scheduler_names
-from noria.models.catalog import open_model
-from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
-from pipelines import run_pipeline, set_scheduler
+from pipelines import open_pipeline, run_pipeline, set_scheduler
 
-# As in `test_executor.py`: at most one step of uint8 by kernels at other batch sizes, two against the pipelines.
-NATURAL_TOLERANCE, PARITY_TOLERANCE = 1, 2
 SCHEDULERS = [each.name for each in scheduler_names.choices_of_family("diffusion") if each.takes_start_image]
 PIPELINES = {
     "stable-diffusion": (diffusers.StableDiffusionImg2ImgPipeline, diffusers.StableDiffusionInpaintPipeline),
@@ -25,21 +18,9 @@ PIPELINES = {
 }
 
 
-def load(folder, **settings):
-    torch.set_num_threads(1)
-    spec = open_model(str(folder))
-    config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
-
-
 def open_pipelines(spec):
     """diffusers' pipelines for a start image alone and for one with a mask."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
-        pipes = [each.from_pretrained(spec.folder, dtype=torch.float32) for each in PIPELINES[spec.family]]
-    for each in pipes:
-        each.set_progress_bar_config(disable=True)
-    return pipes
+    return [open_pipeline(each, spec.folder) for each in PIPELINES[spec.family]]
 
 
 def start_pixels(width, height, seed=0):
@@ -78,8 +59,7 @@ def frame(request):
     return memoryview(pixels.tobytes() + (mask_of(request).tobytes() if payload.has_mask else b""))
 
 
-def generate_all(executor, requests, arrivals=None):
-    return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
+generate_all = functools.partial(generate, frames=frame)
 
 
 def generate_with_pipeline(pipelines, request):

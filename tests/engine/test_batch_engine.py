@@ -1,19 +1,15 @@
 """The threads of an engine whose sessions execute batches, with a real channel and sessions without a model."""
 
 import threading
-import time
 
 import msgspec
 import numpy as np
 import pytest
-import zmq
 
-from ending_receiver import EndingReceiver
 from noria.config import EngineConfig
 from noria.engine.encoder.loading import make_runtime
 from noria.engine.engines import BatchEngine
-from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
-from noria.engine.monitoring.watchdog import HangWatchdog
+from noria.engine.monitoring.crash_journal import read_in_flight
 from noria.observe.metrics.declarations import REGISTRY
 from noria.protocol.live_views import ShareView
 from noria.protocol.messages import (
@@ -30,34 +26,22 @@ from noria.protocol.messages import (
     serialize,
 )
 from noria.protocol.text import TextResult, TextSettingsView
-from noria.protocol.transport import EngineChannel, pack, unpack
+from noria.protocol.transport import pack, unpack
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, fake_vector, make_text_request
+from running_engine import RunningEngine
 from waiting import TIMEOUT_S
 
 
-class Harness:
-    """An engine with two sessions and a client with one blocking socket."""
+class Harness(RunningEngine):
+    """An engine with two sessions and a client."""
 
     def __init__(self, folder):
-        self.held, self.go_on = threading.Event(), threading.Event()
-        self.journal = folder / "in-flight"
-        self.channel = EngineChannel(f"ipc://{folder}/e")
-        self.watchdog = HangWatchdog(60.0, time.monotonic)
-        self.receiver = EndingReceiver(
-            self.channel, [FAKE_ENCODER], "cpu", watchdog=self.watchdog, crash_journal=CrashJournal(self.journal)
-        )
-        self.receiver.start()
-        self.sessions = [FakeSession(self.on_batch), FakeSession(self.on_batch)]
-        self.runtime = make_runtime({FAKE_ENCODER: self.sessions}, EngineConfig(), "cpu")
-        self.engine = BatchEngine("engine-7", self.channel, self.receiver, self.runtime)
-        self.receiver.set_ready(self.runtime)
-        self.thread = threading.Thread(target=self.engine.run)
-        self.thread.start()
-        self.received = []
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.connect(f"ipc://{folder}/e")
-        self.socket.setsockopt(zmq.RCVTIMEO, int(TIMEOUT_S * 1000))
+        super().__init__(folder, [FAKE_ENCODER], name="engine-7")
+        self.held, self.go_on, self.received = threading.Event(), threading.Event(), []
+        sessions = [FakeSession(self.on_batch), FakeSession(self.on_batch)]
+        self.runtime = make_runtime({FAKE_ENCODER: sessions}, EngineConfig(), "cpu")
+        self.start(self.runtime, BatchEngine)
+        self.client = self.connect()
 
     def on_batch(self, rows):
         """Token 500 waits until `go_on` is set; token 501 fails."""
@@ -69,13 +53,12 @@ class Harness:
             raise RuntimeError("501 is not liked")
 
     def send(self, *messages):
-        for message in messages:
-            self.socket.send(serialize(message))
+        self.client.send(*messages)
 
     def receive(self, ignored=(EngineLoad,)):
         while True:
             while not self.received:
-                frames = self.socket.recv_multipart()
+                frames = self.client.socket.recv_multipart()
                 self.received = [(deserialize_from_engine(message), data) for message, data in unpack(frames)]
             message, data = self.received.pop(0)
             if not isinstance(message, ignored):
@@ -83,13 +66,8 @@ class Harness:
 
     def close(self):
         self.go_on.set()
-        self.engine.stop()
-        self.thread.join(TIMEOUT_S)
+        super().close()
         self.runtime.executor.close()
-        self.receiver.stop()
-        self.socket.close(0)
-        self.context.term()
-        self.channel.close()
 
 
 @pytest.fixture
@@ -153,7 +131,7 @@ def test_each_of_many_requests_is_answered_once_while_some_are_cancelled(harness
     for start in range(0, len(names), 20):
         group = names[start : start + 20]
         sent = [make_text_request(name, [1, 7, 2]) for name in group] + [Cancel(name) for name in group[::3]]
-        harness.socket.send_multipart(pack([(serialize(message), b"") for message in sent]))
+        harness.client.socket.send_multipart(pack([(serialize(message), b"") for message in sent]))
     answers = [harness.receive()[0] for _ in names]
     assert sorted(answer.attempt_id for answer in answers) == sorted(names)
     assert {answer.code for answer in answers if isinstance(answer, Failed)} <= {"cancelled"}

@@ -7,12 +7,8 @@ import time
 import msgspec
 import pytest
 
-from ending_receiver import EndingReceiver
-from engine_client import Client
 from noria.engine import mounting
-from noria.engine.engines import StepEngine
-from noria.engine.monitoring.crash_journal import CrashJournal, read_in_flight
-from noria.engine.monitoring.watchdog import HangWatchdog
+from noria.engine.monitoring.crash_journal import read_in_flight
 from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.runtime import LoadedModel, StepRuntime
 from noria.errors import ModelError
@@ -33,13 +29,13 @@ from noria.protocol.messages import (
     Progress,
     Unmount,
 )
-from noria.protocol.transport import EngineChannel
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
+from running_engine import RunningEngine
 from waiting import TIMEOUT_S, wait_until
 
 NEWER = msgspec.structs.replace(FAKE_MODEL, fingerprint="newer0000000")
@@ -79,33 +75,24 @@ class Device(FakeExecutor):
         return super().prepare(request, data)
 
 
-class Harness:
+class Harness(RunningEngine):
     """An engine that holds FAKE_MODEL, and two clients."""
 
     def __init__(self, folder):
-        address = f"ipc://{folder}/e"
-        self.journal = folder / "in-flight"
-        self.channel = EngineChannel(address)
-        self.watchdog = HangWatchdog(60.0, time.monotonic)
-        self.receiver = EndingReceiver(
-            self.channel, [FAKE_MODEL], "cpu", watchdog=self.watchdog, crash_journal=CrashJournal(self.journal)
-        )
+        super().__init__(folder, [FAKE_MODEL])
         self.devices = {FAKE_MODEL.key: Device()}
         self.executor = MultiModelExecutor(dict(self.devices))
         self.failure, self.failures_left = None, math.inf  # raised by so many loads
         self.loads, self.released, self.num_freed = [], [], 0
         self.may_load = threading.Event()
         self.may_load.set()
-        runtime = StepRuntime(
-            self.executor, StepScheduler(4), load_beside=self.load, release=self.release, free_memory=self.free
+        self.start(
+            StepRuntime(
+                self.executor, StepScheduler(4), load_beside=self.load, release=self.release, free_memory=self.free
+            )
         )
-        self.engine = StepEngine("engine-0", self.channel, self.receiver, runtime)
-        self.thread = threading.Thread(target=self.engine.run)
-        self.receiver.start()
-        self.receiver.set_ready(runtime)
-        self.thread.start()
-        self.client, self.other = Client(address), Client(address)
-        for client in (self.client, self.other):
+        self.client, self.other = self.connect(), self.connect()
+        for client in self.clients:
             client.send(Hello(f"client {id(client)}"))
             client.receive()
 
@@ -139,12 +126,7 @@ class Harness:
             device.may_step.set()
             device.compiled.set()
         self.may_load.set()
-        self.engine.stop()
-        self.thread.join(TIMEOUT_S)
-        self.receiver.stop()
-        self.client.close()
-        self.other.close()
-        self.channel.close()
+        super().close()
 
 
 @pytest.fixture

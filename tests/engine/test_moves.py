@@ -8,26 +8,23 @@ from collections import Counter
 
 import pytest
 
-from ending_receiver import EndingReceiver
 from engine_client import Client
 from noria.engine import engines as engine_module
 from noria.engine.diffusion.request import preview_calls
-from noria.engine.engines import StepEngine
-from noria.engine.monitoring.crash_journal import CrashJournal
-from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import StepRuntime
 from noria.frontend.engines import pool as pool_module
 from noria.frontend.engines.pool import EnginePool
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate
 from noria.models.catalog import open_model
 from noria.protocol.messages import Leave
-from noria.protocol.transport import EngineChannel, EngineEndpoint
+from noria.protocol.transport import EngineEndpoint
 from noria.scheduling.cluster import rebalancer
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
-from waiting import TIMEOUT_S, wait_until, wait_until_async
+from running_engine import RunningEngine
+from waiting import wait_until, wait_until_async
 
 stops = {}  # by the names of engines: ends the engine, as the supervisor's order does
 STEP_S = 0.005
@@ -40,11 +37,7 @@ def running_engine(folder, spec, name, steps, goes_on=lambda: True, *, num_slots
 
     It counts in `steps`, by request and call. It steps on when `goes_on` returns true.
     """
-    address = f"ipc://{folder}/{name}"
-    channel = EngineChannel(address)
-    watchdog, journal = HangWatchdog(60.0, time.monotonic), CrashJournal(folder / f"{name}-in-flight")
-    receiver = EndingReceiver(channel, [spec], "auto", watchdog=watchdog, crash_journal=journal)
-    receiver.start()
+    engine = RunningEngine(folder, [spec], name=name, ends_channel=True)
 
     def step(plan):
         steps.update((each.image.attempt_id.partition(".")[0], each.call) for each in plan.steps)
@@ -52,23 +45,12 @@ def running_engine(folder, spec, name, steps, goes_on=lambda: True, *, num_slots
         wait_until(goes_on)
         return STEP_S
 
-    runtime = StepRuntime(FakeExecutor(VirtualClock(), step), StepScheduler(num_slots))
-    engine = StepEngine(name, channel, receiver, runtime)
+    engine.start(StepRuntime(FakeExecutor(VirtualClock(), step), StepScheduler(num_slots)))
     stops[name] = engine.stop
-
-    def run():
-        engine.run()
-        channel.close()
-
-    thread = threading.Thread(target=run)
-    receiver.set_ready(runtime)
-    thread.start()
     try:
-        yield address
+        yield engine.address
     finally:
-        engine.stop()
-        thread.join(TIMEOUT_S)
-        receiver.stop()
+        engine.close()
 
 
 async def run_load(addresses, steps, num_users, num_requests, leave_after, has_left=lambda: None):

@@ -10,13 +10,9 @@ import msgspec
 import pytest
 import zmq
 
-from ending_receiver import EndingReceiver
-from engine_client import Client
 from noria.engine import engines as engine_module
-from noria.engine.engines import StepEngine
 from noria.engine.live import publisher
 from noria.engine.monitoring.crash_journal import CrashJournal
-from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.engine.runtime import StepRuntime
 from noria.errors import GenerationFailed, InvalidField
 from noria.models.catalog import open_model
@@ -45,11 +41,11 @@ from noria.protocol.messages import (
     deserialize_from_engine,
     serialize,
 )
-from noria.protocol.transport import EngineChannel
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
+from running_engine import RunningEngine
 from waiting import TIMEOUT_S, wait_until
 
 ENDLESS = 100_000
@@ -136,50 +132,29 @@ def tracer(request, collector):
 traced = pytest.mark.parametrize("tracer", [True], indirect=True)
 
 
+class Harness(RunningEngine):
+    """An engine with a fake device, which loads until `start`, and two clients."""
+
+    def __init__(self, folder, spec, tracer):
+        super().__init__(folder, [spec], previous_exit="killed", tracer=tracer)
+        self.executor, self.num_running_when_idle = SlowCompileExecutor(), []
+        self.client, self.other = self.connect(), self.connect()
+
+    def start(self):
+        scheduler = StepScheduler(4, queue_limit=4)
+
+        def on_idle():
+            self.num_running_when_idle.append(scheduler.num_running + scheduler.num_waiting)
+
+        super().start(StepRuntime(self.executor, scheduler, on_idle=on_idle))
+
+
 @pytest.fixture
 def harness(tmp_path, bundled_folder, tracer):
-    class Harness:
-        pass
-
-    harness = Harness()
-    address = f"ipc://{tmp_path}/e"
-    channel = EngineChannel(address)
-    harness.receiver = EndingReceiver(
-        channel,
-        [open_model(str(bundled_folder))],
-        "auto",
-        watchdog=HangWatchdog(60.0, time.monotonic),
-        crash_journal=CrashJournal(tmp_path / "in-flight"),
-        previous_exit="killed",
-        tracer=tracer,
-    )
-    harness.receiver.start()
-    harness.executor = SlowCompileExecutor()
-    scheduler = StepScheduler(4, queue_limit=4)
-    harness.num_running_when_idle = []
-    runtime = StepRuntime(
-        harness.executor,
-        scheduler,
-        on_idle=lambda: harness.num_running_when_idle.append(scheduler.num_running + scheduler.num_waiting),
-    )
-    engine = StepEngine("engine-0", channel, harness.receiver, runtime, tracer)
-    loop_thread = threading.Thread(target=engine.run)
-
-    def start():
-        harness.receiver.set_ready(runtime)
-        loop_thread.start()
-
-    harness.start, harness.client, harness.other = start, Client(address), Client(address)
-    harness.stop = engine.stop
-    yield harness
-    harness.executor.compiled.set()
-    engine.stop()
-    if loop_thread.ident:
-        loop_thread.join(TIMEOUT_S)
-    harness.receiver.stop()
-    harness.client.close()
-    harness.other.close()
-    channel.close()
+    made = Harness(tmp_path, open_model(str(bundled_folder)), tracer)
+    yield made
+    made.executor.compiled.set()
+    made.close()
 
 
 def kinds(messages):
@@ -224,13 +199,13 @@ def test_a_ping_is_answered_while_loading_while_idle_and_during_an_iteration(har
     go_on.set()
 
 
-def test_requests_in_flight_are_written_before_the_iteration_and_sent_by_the_next_process(harness, tmp_path):
+def test_requests_in_flight_are_written_before_the_iteration_and_sent_by_the_next_process(harness):
     harness.start()
     began, go_on = threading.Event(), threading.Event()
     harness.executor.iteration_s = lambda _plan: began.set() or float(not go_on.wait(TIMEOUT_S))
     harness.client.send(request("a"))
     assert began.wait(TIMEOUT_S)
-    assert CrashJournal(tmp_path / "in-flight").previous_in_flight == ("a",)
+    assert CrashJournal(harness.journal).previous_in_flight == ("a",)
     go_on.set()
     harness.client.send(Hello("test"))
     (state,) = [message for message in harness.client.receive(3) if isinstance(message, EngineState)]

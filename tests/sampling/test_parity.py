@@ -4,17 +4,13 @@ Both start from one seed and ask one toy model, which is not linear, so that an 
 follow.
 """
 
-import contextlib
 import copy
 import functools
 import inspect
 import json
 import math
-import warnings
-from collections.abc import Iterator
 
 import diffusers.schedulers
-import diffusers.utils.logging
 import numpy as np
 import pytest
 import torch
@@ -24,7 +20,7 @@ from noria.images.scheduler_names import SchedulerChoice
 from noria.sampling import step
 from noria.sampling.compile import compile_sampler
 from noria.sampling.noise import NoiseStream
-from noria.sampling.probe import pipeline_options
+from noria.sampling.probe import _silence_diffusers, pipeline_options
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
 from noria.sampling.tables import SamplerTable, fold, ring_window
 from sampling.toy_model import CONFIGS, FLOW, IMAGE, SHAPE_CHW, STABLE_DIFFUSION, toy_model
@@ -37,35 +33,39 @@ SEED = 7
 REPAINTED = torch.arange(SHAPE_CHW[-1]) > 2  # columns of pixels
 
 
-@contextlib.contextmanager
-def quiet_diffusers() -> Iterator[None]:
-    """diffusers warns of its own deprecations; warnings are errors in these tests."""
-    verbosity = diffusers.utils.logging.get_verbosity()
-    diffusers.utils.logging.set_verbosity(diffusers.utils.logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        diffusers.utils.logging.set_verbosity(verbosity)
-
-
 def diffusers_samples(
-    choice: SchedulerChoice, config: dict, num_steps: int, seed: int, schedule: dict | None = None
+    choice: SchedulerChoice, config: dict, num_steps: int, schedule: dict | None = None, first_step: int | None = None
 ) -> list[torch.Tensor]:
-    """x_0, x_1, … [C, H, W] of a pipeline's loop in float32."""
-    with quiet_diffusers():
+    """x_0, x_1, … [C, H, W] of a pipeline's loop in float32.
+
+    With `first_step`, that of a pipeline that begins there with `IMAGE` and keeps it outside of `REPAINTED`.
+    """
+    with _silence_diffusers():  # diffusers warns of its own deprecations
         scheduler = _diffusers_scheduler(choice, config)
         scheduler.set_timesteps(**(schedule or {"num_inference_steps": num_steps}))
-        generator = torch.Generator().manual_seed(seed)
+        timesteps, generator = scheduler.timesteps, torch.Generator().manual_seed(SEED)
         options = pipeline_options(scheduler, generator)
-        sample = torch.randn((1, *SHAPE_CHW), generator=generator) * getattr(scheduler, "init_noise_sigma", 1.0)
-        samples = [sample[0].clone()]
-        for timestep in scheduler.timesteps:
-            scale = getattr(scheduler, "scale_model_input", None)
-            inputs = scale(sample, timestep) if scale else sample
-            output = toy_model(inputs, timestep.float()[None])
+        noise = torch.randn((1, *SHAPE_CHW), generator=generator)
+
+        def noised(timestep):
+            if hasattr(scheduler, "add_noise"):
+                return scheduler.add_noise(IMAGE[None], noise, timestep[None])
+            return scheduler.scale_noise(IMAGE[None], timestep[None], noise)
+
+        if first_step is None:
+            sample = noise * getattr(scheduler, "init_noise_sigma", 1.0)
+        else:
+            timesteps = timesteps[first_step * scheduler.order :]
+            if hasattr(scheduler, "set_begin_index"):
+                scheduler.set_begin_index(first_step * scheduler.order)
+            sample = noised(timesteps[0])
+        samples, scale = [sample[0].clone()], getattr(scheduler, "scale_model_input", None)
+        for call, timestep in enumerate(timesteps):
+            output = toy_model(scale(sample, timestep) if scale else sample, timestep.float()[None])
             sample = scheduler.step(output, timestep, sample, return_dict=False, **options)[0]
+            if first_step is not None:
+                is_last = call == len(timesteps) - 1
+                sample = torch.where(REPAINTED, sample, IMAGE if is_last else noised(timesteps[call + 1]))
             samples.append(sample[0].clone())
     return samples
 
@@ -87,38 +87,9 @@ def _make_scheduler(name: str, config_json: str):
     )
 
 
-def diffusers_inpainting(choice: SchedulerChoice, config: dict, num_steps: int, first_step: int) -> list[torch.Tensor]:
-    """x_0, x_1, … [C, H, W] of a pipeline that begins with `IMAGE` and keeps it outside of `REPAINTED`."""
-    with quiet_diffusers():
-        scheduler = _diffusers_scheduler(choice, config)
-        scheduler.set_timesteps(num_steps)
-        timesteps = scheduler.timesteps[first_step * scheduler.order :]
-        if hasattr(scheduler, "set_begin_index"):
-            scheduler.set_begin_index(first_step * scheduler.order)
-        generator = torch.Generator().manual_seed(SEED)
-        options = pipeline_options(scheduler, generator)
-        noise = torch.randn((1, *SHAPE_CHW), generator=generator)
-
-        def noised(timestep):
-            if hasattr(scheduler, "add_noise"):
-                return scheduler.add_noise(IMAGE[None], noise, timestep[None])
-            return scheduler.scale_noise(IMAGE[None], timestep[None], noise)
-
-        sample = noised(timesteps[0])
-        samples = [sample[0]]
-        scale = getattr(scheduler, "scale_model_input", None)
-        for call, timestep in enumerate(timesteps):
-            output = toy_model(scale(sample, timestep) if scale else sample, timestep.float()[None])
-            sample = scheduler.step(output, timestep, sample, return_dict=False, **options)[0]
-            is_last = call == len(timesteps) - 1
-            sample = torch.where(REPAINTED, sample, IMAGE if is_last else noised(timesteps[call + 1]))
-            samples.append(sample[0].clone())
-    return samples
-
-
-def table_samples(table: SamplerTable, seed: int) -> list[torch.Tensor]:
+def table_samples(table: SamplerTable) -> list[torch.Tensor]:
     """x_0, x_1, … [C, H, W] of one image alone; of a table that begins with an image, that of `IMAGE`, in part kept."""
-    stream = NoiseStream(seed, SHAPE_CHW, torch.float32)
+    stream = NoiseStream(SEED, SHAPE_CHW, torch.float32)
     window = ring_window(table.window)
     history, coefficients = step.empty_history(1, math.prod(SHAPE_CHW), window), fold(table.coefficients, window)
     start = initial = stream.initial()
@@ -154,8 +125,8 @@ def check(
     tolerance: float = TOLERANCE,
 ) -> None:
     """Compare a sampler of `schedule` with a scheduler whose `set_timesteps` gets `arguments`."""
-    ours = table_samples(compile_sampler(choice, config, num_steps, schedule), SEED)
-    theirs = diffusers_samples(choice, config, num_steps, SEED, arguments)
+    ours = table_samples(compile_sampler(choice, config, num_steps, schedule))
+    theirs = diffusers_samples(choice, config, num_steps, arguments)
     compare(ours, theirs, f"{choice.name}, {num_steps} steps", tolerance)
 
 
@@ -179,8 +150,9 @@ WITH_IMAGE = [choice for choice in scheduler_names.SCHEDULERS if choice.takes_st
 
 def check_with_image(choice: SchedulerChoice, config: dict, num_steps: int, first_step: int) -> None:
     """Compare a sampler that begins with an image and keeps a part of it."""
-    ours = table_samples(compile_sampler(choice, config, num_steps, first_step=first_step), SEED)
-    compare(ours, diffusers_inpainting(choice, config, num_steps, first_step), f"{choice.name} from {first_step}")
+    ours = table_samples(compile_sampler(choice, config, num_steps, first_step=first_step))
+    theirs = diffusers_samples(choice, config, num_steps, first_step=first_step)
+    compare(ours, theirs, f"{choice.name} from {first_step}")
     assert torch.equal(ours[-1].where(~REPAINTED, IMAGE), IMAGE)
     assert float((ours[-1] - IMAGE).abs().max()) > 20 * TOLERANCE
 
@@ -294,6 +266,6 @@ def test_sigmas_with_timesteps_follow_diffusers():
 def test_the_tolerance_tells_neighbouring_schedulers_apart():
     """At 100 steps, where all of them are closest; else the tests above could not fail."""
     ddim, second_order = (
-        table_samples(compile_sampler(name, STABLE_DIFFUSION, 100), SEED)[-1] for name in ("ddim", "dpm++2s")
+        table_samples(compile_sampler(name, STABLE_DIFFUSION, 100))[-1] for name in ("ddim", "dpm++2s")
     )
     assert float((ddim - second_order).abs().max()) > 20 * TOLERANCE

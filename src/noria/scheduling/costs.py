@@ -122,6 +122,7 @@ class CostCurve:
         return 2 * measured[-1] if measured else 0
 
 
+_Curves = dict[BatchKey, CostCurve]
 Totals = dict[int, tuple[int, float]]
 """By count (rows of a call, images of a decode): the number of measurements, and the sum of their seconds."""
 
@@ -149,6 +150,10 @@ class CostModel:
     _memory_limits: dict[BatchKey, int] = field(default_factory=dict)  # rows known to fit the memory
     _num_iterations: dict[BatchKey, int] = field(default_factory=dict)  # planned
     _knees: dict[BatchKey, int] = field(default_factory=dict)  # as of the last `refresh_knees`
+
+    @property
+    def _curves(self) -> tuple[_Curves, _Curves, _Curves]:
+        return self.steps, self.decodes, self.image_encodes
 
     def step_s(self, batch_key: BatchKey, rows: int) -> float:
         """Duration of one model call with `rows` rows, at the current slowdown."""
@@ -196,7 +201,7 @@ class CostModel:
     @property
     def longest_s(self) -> float:
         """Duration of the longest measured step, decode or encode of start images; 0 if there is none."""
-        curves = (*self.steps.values(), *self.decodes.values(), *self.image_encodes.values())
+        curves = (curve for curves in self._curves for curve in curves.values())
         return max((seconds for curve in curves for seconds in curve.points.values()), default=0.0)
 
     def exploration_limit(self, batch_key: BatchKey) -> int:
@@ -244,9 +249,7 @@ class CostModel:
 
     def merge_min(self, other: "CostModel") -> None:
         """Keep the shorter of both models' measurements: only disturbances make one longer."""
-        for mine, others in (
-            (self.steps, other.steps), (self.decodes, other.decodes), (self.image_encodes, other.image_encodes)
-        ):  # fmt: skip
+        for mine, others in zip(self._curves, other._curves, strict=True):
             for batch_key in mine.keys() & others.keys():
                 points = {n: min(s, others[batch_key].points.get(n, s)) for n, s in mine[batch_key].points.items()}
                 mine[batch_key] = CostCurve(points)
@@ -256,9 +259,8 @@ class CostModel:
 
     def add(self, other: "CostModel") -> None:
         """Add the costs of models that have none here; the batch sizes of the others stay."""
-        self.steps |= other.steps
-        self.decodes |= other.decodes
-        self.image_encodes |= other.image_encodes
+        for mine, others in zip(self._curves, other._curves, strict=True):
+            mine.update(others)
         self.text_encode_s_by_model |= other.text_encode_s_by_model
         self._knees |= self._find_knees(other.steps)
 
@@ -270,7 +272,7 @@ class CostModel:
                 for key, each in curves.items()
                 if key.model == model
             }
-            for curves in (self.steps, self.decodes, self.image_encodes)
+            for curves in self._curves
         )
         text_encodes = self.text_encode_s_by_model
         of_copy = {copy: text_encodes[model]} if model in text_encodes else {}
@@ -280,15 +282,14 @@ class CostModel:
         """Return these costs, measured while other work disturbed it, such that those in service soon replace them."""
         steps, decodes, image_encodes = (
             {batch_key: CostCurve(dict(curve.points), num_measurements=1) for batch_key, curve in curves.items()}
-            for curves in (self.steps, self.decodes, self.image_encodes)
+            for curves in self._curves
         )
         return CostModel(self.max_rows, steps, decodes, image_encodes=image_encodes)
 
     def forget(self, model: ModelKey) -> None:
         """Drop all that is known of a model."""
-        curves = (self.steps, self.decodes, self.image_encodes)
         totals = (self.step_totals, self.decode_totals)
-        for values in (*curves, *totals, self._memory_limits, self._num_iterations, self._knees):
+        for values in (*self._curves, *totals, self._memory_limits, self._num_iterations, self._knees):
             for batch_key in [batch_key for batch_key in values if batch_key.model == model]:
                 del values[batch_key]
         self.text_encode_s_by_model.pop(model, None)

@@ -7,24 +7,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from generating import difference, generate
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
+from generating import assert_as_alone, difference, generate, load
 from noria.errors import ConfigError, InvalidField
-from noria.models.catalog import open_model
 from noria.models.diffusion.unet_models import text_embedding
 from noria.models.embedding_folders import EmbeddingFolders
-from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
 
 
 @pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder"])
 def served(request, tmp_path_factory):
     """An executor, its folder of embeddings, and the text encoders."""
-    torch.set_num_threads(1)
-    spec, folder = open_model(str(request.getfixturevalue(request.param))), tmp_path_factory.mktemp("embeddings")
-    config = EngineConfig(dtype="float32", slots=8, threads=1, embeddings=(str(folder),))
-    executor = DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+    folder = tmp_path_factory.mktemp("embeddings")
+    _, executor = load(request.getfixturevalue(request.param), embeddings=(str(folder),))
     parts = executor.model.lora_parts
     return executor, folder, [part for name, part in parts.items() if name.startswith("text_encoder")]
 
@@ -65,9 +59,7 @@ def test_prompts_with_and_without_embeddings_share_calls_and_are_as_alone(served
     save(folder, "long", [torch.randn(15, encoder.config.hidden_size) for encoder in encoders])
     texts = ["a star", "a star, long", "long, long, a star", "long BREAK (long:0.5)"]
     requests = [make_request(executor, k, text) for k, text in enumerate(texts)]
-    together = generate(executor, requests)
-    for request in requests:
-        assert difference(together[request.request_id, 0], generate(executor, [request])[request.request_id, 0]) <= 1
+    assert_as_alone(executor, requests)
     first = executor.prepare(requests[1]).prompts
     save(folder, "long", [torch.randn(15, encoder.config.hidden_size) for encoder in encoders])
     with pytest.raises(InvalidField, match="'long' has changed"):

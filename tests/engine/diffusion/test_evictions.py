@@ -6,33 +6,29 @@ import pytest
 import torch
 
 import tiny_models
-from generating import evicted_image, generate, loop_of, resumed
-from noria.config import EngineConfig
+from generating import evicted_image, generate, load, loop_of, resumed, run
+from lora_files import save_diffusers_lora
 from noria.engine.diffusion import executor as executor_module
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.image_state import BegunImage
-from noria.engine.diffusion.loading import load_executor
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady
-from noria.models.catalog import open_model
-from noria.models.families import FAMILIES
-from noria.models.lora_folders import LoraFolders
+from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Control, Lora
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request
 
 # One bucket: so an image is the same in every bit with others in its calls and without.
-CONFIG = EngineConfig(dtype="float32", slots=2, threads=1, buckets=(4,))
+SETTINGS = {"slots": 2, "buckets": (4,)}
 NUM_STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def bundled():
-    torch.set_num_threads(1)
-    return load_executor(open_model("bundled"), CONFIG, "cpu")[0]
+def tiny(tiny_folder):
+    return load(tiny_folder, **SETTINGS)[1]
 
 
 def make_request(name="r", **fields):
-    settings = {"prompt": "a red circle", "seed": 5, "width": 64, "height": 64, "inference_steps": NUM_STEPS}
+    settings = {"prompt": "a red circle", "seed": 5, "width": 32, "height": 32, "inference_steps": NUM_STEPS}
     return make_image_request(name, **{"guidance_scale": 3.0} | settings | fields)
 
 
@@ -59,42 +55,37 @@ def assert_same(executor, request, call, frame=None):
     ("scheduler", "call"),
     [("ddim", 1), ("dpm++2m-sde", 4), ("heun", 4), ("lcm", 1), ("lms", 4), ("pndm", 4), ("unipc", 4)],
 )
-def test_an_image_that_was_evicted_is_that_of_an_undisturbed_run_bit_by_bit(bundled, scheduler, call):
-    assert_same(bundled, make_request(scheduler=scheduler), call)
+def test_an_image_that_was_evicted_is_that_of_an_undisturbed_run_bit_by_bit(tiny, scheduler, call):
+    assert_same(tiny, make_request(scheduler=scheduler), call)
 
 
-def test_so_is_one_without_guidance_and_one_with_a_lora(bundled):
-    assert_same(bundled, make_request(guidance_scale=1.0), 3)
-    name = open_model("bundled").name
-    loras = LoraFolders.of(CONFIG).complete([Lora("outline")], name)
-    assert_same(bundled, make_request(model=name, loras=loras), 3)
+def test_so_is_one_without_guidance(tiny):
+    assert_same(tiny, make_request(guidance_scale=1.0), 3)
+
+
+def test_so_is_one_with_a_lora(tiny_folder, tmp_path):
+    _, executor = load(tiny_folder, **SETTINGS, loras=(str(tmp_path),))
+    file = save_diffusers_lora(tmp_path / "ink.safetensors", executor.model.lora_parts, rank=2)
+    assert_same(executor, make_request(loras=(Lora("ink", 0.7, digest_of(file)),)), 3)
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_so_is_one_with_a_start_image(bundled, has_mask):
-    frame = frame_of((64, 64, 3), *[(64, 64)] * has_mask)
-    assert_same(bundled, make_request(strength=0.9, has_mask=has_mask, scheduler="euler-a"), 2, frame)
+def test_so_is_one_with_a_start_image(tiny, has_mask):
+    frame = frame_of((32, 32, 3), *[(32, 32)] * has_mask)
+    assert_same(tiny, make_request(strength=0.9, has_mask=has_mask, scheduler="euler-a"), 2, frame)
 
 
 def test_so_is_one_of_a_model_for_inpainting(tmp_path):
     unet = tiny_models.INPAINTING_UNET
     folder = tiny_models.save_stable_diffusion(tmp_path, unet=unet, pipeline="StableDiffusionInpaintPipeline")
-    spec = open_model(str(folder))
-    executor = DiffusionExecutor(FAMILIES[spec.family].load(spec, CONFIG, "cpu"), CONFIG)
-    assert_same(executor, make_request(strength=1.0, has_mask=True), 2, frame_of((64, 64, 3), (64, 64)))
+    _, executor = load(folder, **SETTINGS)
+    assert_same(executor, make_request(strength=1.0, has_mask=True), 2, frame_of((32, 32, 3), (32, 32)))
 
 
 def test_so_is_one_that_a_controlnet_steers(tiny_folder, tmp_path):
-    spec, name = open_model(str(tiny_folder)), "edges"
-    config = EngineConfig(
-        dtype="float32",
-        slots=2,
-        threads=1,
-        buckets=(4,),
-        controlnets=(str(tiny_models.save_controlnet(tmp_path / name, tiny_folder)),),
-    )
-    executor = DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
-    assert_same(executor, make_request(controls=(Control(name),)), 2, frame_of((64, 64, 3)))
+    controlnet = tiny_models.save_controlnet(tmp_path / "edges", tiny_folder)
+    _, executor = load(tiny_folder, **SETTINGS, controlnets=(str(controlnet),))
+    assert_same(executor, make_request(controls=(Control("edges"),)), 2, frame_of((32, 32, 3)))
 
 
 def evicted(executor, request, call):
@@ -120,38 +111,37 @@ def pixels_of(events):
     return np.frombuffer(ready.result.pixels.rgb(), np.uint8)
 
 
-def test_an_evicted_image_goes_on_in_another_engine(bundled):
+def test_an_evicted_image_goes_on_in_another_engine(tiny):
     request = make_request(scheduler="unipc")
-    loop, events = evicted(bundled, request, 4)
+    loop, events = evicted(tiny, request, 4)
     loop.run_iteration()
-    assert list(bundled._evicted) == [("r", 0)]
+    assert list(tiny._evicted) == [("r", 0)]
     loop.hand_over("r")
-    assert not bundled._evicted
+    assert not tiny._evicted
     end(loop)
     (handed_over,) = [event for event in events if isinstance(event, RequestHandedOver)]
-    target, events = loop_of(DiffusionExecutor(bundled.model, bundled.config))
+    target, events = loop_of(DiffusionExecutor(tiny.model, tiny.config))
     target.submit(*resumed(target._executor, request, handed_over))
-    while target.run_iteration() is not None:
-        pass
-    assert np.array_equal(pixels_of(events), generate(bundled, [request])["r", 0].ravel())
+    run(target)
+    assert np.array_equal(pixels_of(events), generate(tiny, [request])["r", 0].ravel())
 
 
-def test_the_state_of_a_cancelled_image_is_dropped(bundled):
-    loop, _ = evicted(bundled, make_request(), 2)
+def test_the_state_of_a_cancelled_image_is_dropped(tiny):
+    loop, _ = evicted(tiny, make_request(), 2)
     loop.run_iteration()
-    assert bundled._evicted
+    assert tiny._evicted
     loop.cancel("r")
-    assert not bundled._evicted
+    assert not tiny._evicted
     end(loop)
 
 
 @pytest.mark.parametrize(("phase", "place", "name"), [
     ("evictions", executor_module, "save_image"), ("joins", BegunImage, "write")
 ])  # fmt: skip
-def test_running_out_of_memory_changes_no_image(bundled, phase, place, name, monkeypatch):
+def test_running_out_of_memory_changes_no_image(tiny, phase, place, name, monkeypatch):
     """Neither when an image is evicted, nor when it returns."""
     request = make_request(scheduler="pndm")
-    undisturbed = generate(bundled, [request])["r", 0]
+    undisturbed = generate(tiny, [request])["r", 0]
     function, calls = getattr(place, name), []
 
     def fail_once(*arguments):
@@ -161,7 +151,7 @@ def test_running_out_of_memory_changes_no_image(bundled, phase, place, name, mon
         return function(*arguments)
 
     monkeypatch.setattr(place, name, fail_once)
-    loop, events = evicted(bundled, request, 3)
+    loop, events = evicted(tiny, request, 3)
     oom_phases = []
     while (iteration := loop.run_iteration()) is not None:
         oom_phases.append(iteration.outcome.oom_phase)

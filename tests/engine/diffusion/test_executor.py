@@ -7,14 +7,24 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import start_images
-from generating import difference, generate, resumed
+from generating import (
+    NATURAL_TOLERANCE,
+    PARITY_TOLERANCE,
+    assert_as_alone,
+    difference,
+    generate,
+    load,
+    loop_of,
+    resumed,
+    run,
+)
 from lora_files import save_diffusers_lora
-from noria.config import EngineConfig
-from noria.engine.diffusion import executor as diffusion
+from noria.engine.diffusion import step_batch
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.image_conditioner import PromptEmbeddingCache
 from noria.engine.diffusion.loading import warm_up
@@ -22,31 +32,16 @@ from noria.engine.diffusion.results import DecodedImage
 from noria.engine.loop import PreviewReady, RequestHandedOver, ResultReady, StepLoop
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
-from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import Conditioning
-from noria.models.diffusion.unet_models.stable_diffusion import StableDiffusion
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request
-from pipelines import run_pipeline, set_scheduler
-
-# One uint8 step: kernels round differently at other batch sizes, so a value near a half may be rounded either way.
-NATURAL_TOLERANCE = 1
-# Against the pipeline, which also sums the terms of a step in another order, for at most 50 steps.
-PARITY_TOLERANCE = 2
-
+from pipelines import open_pipeline, run_pipeline, set_scheduler
 
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
-
-
-def load(folder, device="cpu", **settings):
-    torch.set_num_threads(1)  # other tests may use the cores at the same time
-    spec = open_model(str(folder))
-    config = EngineConfig(dtype="float32", slots=8, threads=1, **settings)
-    return spec, DiffusionExecutor(StableDiffusion.load(spec, config, device), config)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -70,11 +65,7 @@ def make_request(spec, number, **fields):
 
 @pytest.fixture(scope="module")
 def pipeline(tiny_folder):
-    from diffusers import StableDiffusionPipeline
-
-    pipe = StableDiffusionPipeline.from_pretrained(tiny_folder, dtype=torch.float32, safety_checker=None)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return open_pipeline(StableDiffusionPipeline, tiny_folder, safety_checker=None)
 
 
 def generate_with_pipeline(pipe, request):
@@ -88,17 +79,20 @@ DIFFUSION_SCHEDULERS = [choice.name for choice in scheduler_names.SCHEDULERS if 
 @pytest.mark.parametrize("name", DIFFUSION_SCHEDULERS)
 def test_each_scheduler_gives_the_image_of_the_pipeline(tiny, pipeline, name):
     spec, executor = tiny
-    for number, (steps, guidance) in enumerate([(4, 1.0), (9, 5.0)]):
-        request = make_request(spec, number + 1, scheduler=name, inference_steps=steps, guidance_scale=guidance)
-        ours = generate(executor, [request])[request.request_id, 0]
+    requests = [
+        make_request(spec, k, scheduler=name, inference_steps=7, guidance_scale=guidance)
+        for k, guidance in ((1, 1.0), (2, 5.0))
+    ]
+    images = generate(executor, requests)
+    for request in requests:
         theirs = generate_with_pipeline(pipeline.to(executor.model.device), request)
-        assert difference(ours, theirs) <= PARITY_TOLERANCE, f"{name}, {steps} steps"
+        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
 
 
 def mixed_requests(spec):
     names = ["ddim", "euler", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lms"]
     return [
-        make_request(spec, k, scheduler=names[k % 8], inference_steps=4 + k, guidance_scale=1.0 + 11 * (k % 5) / 4)
+        make_request(spec, k, scheduler=names[k % 8], inference_steps=4 + k // 2, guidance_scale=1.0 + 11 * (k % 5) / 4)
         for k in range(16)
     ]
 
@@ -190,11 +184,7 @@ def test_an_image_is_that_alone_whatever_else_runs_is_evicted_and_moves(varied, 
 
 def test_an_image_alone_equals_the_image_in_a_mixed_staggered_batch(tiny):
     spec, executor = tiny
-    requests = mixed_requests(spec)
-    together = generate(executor, requests, arrivals=[(7 * k) % 23 for k in range(16)])
-    for request in requests:
-        single = generate(executor, [request])[request.request_id, 0]
-        assert difference(single, together[request.request_id, 0]) <= NATURAL_TOLERANCE, request
+    assert_as_alone(executor, mixed_requests(spec), [(7 * k) % 23 for k in range(16)])
 
 
 def test_a_model_gets_the_same_rows_of_every_tensor_it_is_conditioned_on(tiny, monkeypatch):
@@ -230,20 +220,13 @@ def test_image_k_of_a_request_is_the_image_of_seed_plus_k(tiny):
 def test_images_of_several_sizes_run_together(tiny):
     spec, executor = tiny
     requests = [make_request(spec, 1), make_request(spec, 2, width=48), make_request(spec, 3, height=64)]
-    together = generate(executor, requests)
-    for request in requests:
-        image = together[request.request_id, 0]
-        assert image.shape == (request.payload.height, request.payload.width, 3)
-        assert difference(generate(executor, [request])[request.request_id, 0], image) <= NATURAL_TOLERANCE
+    images = assert_as_alone(executor, requests)
+    assert [images[each.request_id, 0].shape for each in requests] == [(32, 32, 3), (32, 48, 3), (64, 32, 3)]
 
 
 @pytest.fixture(scope="module")
 def bundled(bundled_folder):
-    from diffusers import StableDiffusionPipeline
-
-    pipe = StableDiffusionPipeline.from_pretrained(bundled_folder, dtype=torch.float32, safety_checker=None)
-    pipe.set_progress_bar_config(disable=True)
-    return *load(bundled_folder), pipe
+    return *load(bundled_folder), open_pipeline(StableDiffusionPipeline, bundled_folder, safety_checker=None)
 
 
 # Half a minute for all; the tiny model has them all here.
@@ -281,8 +264,7 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
     loop.run_iteration()
     with torch.inference_mode():
         executor._latents.of(executor._requests["r1"].latent_shape)[0] = math.nan
-    while loop.run_iteration() is not None:
-        pass
+    run(loop)
     assert [name for name, _ in failures] == ["r1"]
     assert "not finite" in failures[0][1]
     later = generate(executor, [make_request(spec, 5)])  # joins in the slot that held the NaN
@@ -291,8 +273,7 @@ def test_latents_that_overflow_fail_their_request_alone(tiny):
 
 def test_a_model_that_raises_fails_the_request_and_not_the_engine(tiny, monkeypatch):
     spec, executor = tiny
-    ends = []
-    loop = StepLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop, ends = loop_of(executor)
     loop.submit(executor.prepare(make_request(spec, 1)))
 
     def broken(*_):
@@ -335,8 +316,7 @@ def test_an_error_of_the_tokenizer_fails_only_the_joining_request(tiny, monkeypa
         patch.setattr(executor.conditioner._embeddings, "_text_encode", index_error)
         loop.submit(executor.prepare(make_request(spec, 2, prompt="never seen before")))
         loop.run_iteration()
-    while loop.run_iteration() is not None:
-        pass
+    run(loop)
     assert (ends["r2"].event.finish_reason, "out of range" in ends["r2"].event.message) == (FinishReason.FAILED, True)
     assert ends["r1"].event.finish_reason is FinishReason.FINISHED
 
@@ -390,8 +370,7 @@ def previews_and_image(spec, executor, **fields):
     request = make_request(spec, 1, **fields)
     loop = StepLoop(StepScheduler(8), executor, on_event, lambda: 0.0)
     loop.submit(executor.prepare(request))
-    while loop.run_iteration() is not None:
-        pass
+    run(loop)
     return previews, images[0]
 
 
@@ -492,12 +471,12 @@ def test_running_out_of_memory_changes_no_image(tiny, monkeypatch, method, rows)
         patch.setattr(executor.conditioner, "_embeddings", PromptEmbeddingCache(executor.model.text_encode, 0, None))
         constrained = generate(executor, requests)
     for image, pixels in undisturbed.items():
-        assert np.abs(constrained[image].astype(int) - pixels.astype(int)).max() <= NATURAL_TOLERANCE
+        assert difference(constrained[image], pixels) <= NATURAL_TOLERANCE
 
 
 def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypatch):
     spec, executor, _ = bundled
-    real, calls = diffusion.next_samples, []
+    real, calls = step_batch.next_samples, []
 
     def next_samples(*arguments):
         calls.append(arguments)
@@ -505,13 +484,11 @@ def test_a_preview_is_sent_once_although_its_step_was_repeated(bundled, monkeypa
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*arguments)
 
-    monkeypatch.setattr(diffusion, "next_samples", next_samples)
-    events = []
-    loop = StepLoop(StepScheduler(8), executor, events.append, lambda: 0.0)
+    monkeypatch.setattr(step_batch, "next_samples", next_samples)
+    loop, events = loop_of(executor)
     for number in range(2):
         loop.submit(executor.prepare(make_request(spec, number, partial_images=3)))
-    while loop.run_iteration() is not None:
-        pass
+    run(loop)
     previews = [
         (event.preview.image.attempt_id, event.preview.call) for event in events if isinstance(event, PreviewReady)
     ]

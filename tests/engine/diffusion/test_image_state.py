@@ -3,27 +3,20 @@
 import msgspec
 import numpy as np
 import pytest
-import torch
 
-from generating import generate, loop_of, moved_image
-from noria.config import EngineConfig
+from generating import generate, load, loop_of, moved_image
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady
 from noria.engine.resumption import InvalidStateError, read_resumption
-from noria.models.catalog import open_model
-from noria.models.diffusion.unet_models.stable_diffusion import StableDiffusion
 from noria.protocol.messages import Resume
-from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
 
 
 @pytest.fixture(scope="module")
 def engines(tiny_folder):
     """Two executors of one model, each call of which has one number of rows."""
-    torch.set_num_threads(1)
-    config = EngineConfig(dtype="float32", slots=8, threads=1, buckets=(4,))
-    model = StableDiffusion.load(open_model(str(tiny_folder)), config, "cpu")
-    return [DiffusionExecutor(model, config) for _ in range(2)]
+    _, first = load(tiny_folder, buckets=(4,))
+    return [first, DiffusionExecutor(first.model, first.config)]
 
 
 def make_request(scheduler, number=1, **fields):
@@ -42,7 +35,7 @@ def test_a_moved_image_is_that_of_an_undisturbed_run_bit_by_bit(engines, schedul
     request = make_request(scheduler)
     undisturbed = generate(executor, [request])["r1", 0]
     num_calls = executor.prepare(request).num_calls
-    others = [make_request(name, 2, seed=9, inference_steps=20) for name in ("ddim", "lms")]
+    others = [make_request(name, 2, seed=9, inference_steps=num_calls) for name in ("ddim", "lms")]
     for call in range(1, num_calls):
         image = moved_image(executor, request, call, company=others[call % 2 :][:1])
         assert np.array_equal(image, undisturbed), call
@@ -59,8 +52,7 @@ def test_of_a_request_with_several_images_each_goes_on_where_it_is(engines):
     source, target = engines
     request = make_request("euler-a", n=4)
     undisturbed = generate(source, [request])
-    events = []
-    source_loop = type(loop_of(source)[0])(StepScheduler(2), source, events.append, lambda: 0.0)
+    source_loop, events = loop_of(source, num_slots=2)
     source_loop.submit(source.prepare(request))
     for _ in range(9):
         source_loop.run_iteration()

@@ -1,37 +1,30 @@
 """Prompts in A1111's syntax, and clip skip: what a UNet is shown of them, and other lengths in one call."""
 
 import math
-import warnings
 
 import diffusers
 import msgspec
 import pytest
 import torch
 
-from generating import difference, evicted_image, final_latents, generate, moved_image, relative
-from noria.config import EngineConfig
+from generating import assert_as_alone, difference, evicted_image, final_latents, generate, load, moved_image, relative
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.request import steps_of_calls
 from noria.errors import InvalidField
-from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.prompts.chunks import MAX_CHUNKS
 from noria.models.diffusion.prompts.clip_prompt import ClipPrompt
-from noria.models.families import FAMILIES
 from noria.protocol.diffusion import SecondPass
 from noria.sampling.tables import output_column, sample_column
 from noria.testing.requests import make_image_request
-from pipelines import set_scheduler
+from pipelines import open_pipeline, run_pipeline, set_scheduler
 
 LONG = "a red circle above a blue square and a large green ring, at the top left of a small yellow star, " * 2 + "black"
 
 
 @pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder"])
 def executor(request):
-    torch.set_num_threads(1)
-    spec = open_model(str(request.getfixturevalue(request.param)))
-    config = EngineConfig(dtype="float32", slots=8, threads=1)
-    return DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+    return load(request.getfixturevalue(request.param))[1]
 
 
 def make_request(number, prompt, **fields):
@@ -137,10 +130,7 @@ def test_prompts_of_other_lengths_share_calls_and_are_as_alone(executor):
         make_request(k, text, prompt_syntax="a1111" if k else None, negative_prompt=texts[k - 3])
         for k, text in enumerate(texts)
     ]
-    together = generate(executor, requests, arrivals=[0, 1, 0, 2, 1, 0, 0, 1])
-    alone = [generate(executor, [request])[request.request_id, 0] for request in requests]
-    for request, image in zip(requests, alone, strict=True):
-        assert difference(together[request.request_id, 0], image) <= 1, request.payload.prompt
+    assert_as_alone(executor, requests, [0, 1, 0, 2, 1, 0, 0, 1])
 
 
 STRONG = 30.0
@@ -163,10 +153,7 @@ def test_an_edit_is_the_embedding_switched_by_hand(executor, request, scheduler,
     is_xl = len(encoders_of(executor.model)) > 1
     pipeline = diffusers.StableDiffusionXLPipeline if is_xl else diffusers.StableDiffusionPipeline
     folder = request.getfixturevalue("tiny_xl_folder" if is_xl else "tiny_folder")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
-        pipe = pipeline.from_pretrained(folder, dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = open_pipeline(pipeline, folder)
     ours = make_edited(1, scheduler=scheduler)
     set_scheduler(pipe, ours, folder, clip_sample=False, steps_offset=1)
     calls_per_step = 2 if scheduler == "heun" else 1
@@ -188,19 +175,16 @@ def test_an_edit_is_the_embedding_switched_by_hand(executor, request, scheduler,
     if is_xl:
         negative, prompt = first["add_text_embeds"]
         embeddings |= {"negative_pooled_prompt_embeds": negative, "pooled_prompt_embeds": prompt}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        theirs = pipe(
-            num_inference_steps=6,
-            guidance_scale=STRONG,
-            width=32,
-            height=32,
-            generator=torch.Generator("cpu").manual_seed(1),
-            output_type="latent",
-            callback_on_step_end=switch,
-            callback_on_step_end_tensor_inputs=list(first),
-            **{name: each[None] for name, each in embeddings.items()},
-        ).images
+    theirs = run_pipeline(
+        pipe,
+        ours,
+        prompt=None,
+        negative_prompt=None,
+        output_type="latent",
+        callback_on_step_end=switch,
+        callback_on_step_end_tensor_inputs=list(first),
+        **{name: each[None] for name, each in embeddings.items()},
+    )
     error = relative(final_latents(executor, [ours], monkeypatch)["r1"], theirs[0])
     assert error <= 2e-4  # float32, with a guidance that multiplies its rounding
     later = make_edited(1, EDITED.replace(":3]", ":4]"), scheduler=scheduler)
@@ -260,19 +244,16 @@ def test_changing_and_joined_prompts_are_as_alone_also_moved_and_evicted(executo
         make_edited(4, f"[a star:{LONG}:0.5]", second_pass=SecondPass(48, 32, 5, 0.6)),
         make_edited(5, "a star AND a circle", guidance_scale=1.0),
     ]
-    together = generate(executor, requests, arrivals=[0, 1, 0, 2, 1, 0])
-    alone = {each.request_id: generate(executor, [each])[each.request_id, 0] for each in requests}
-    for name, image in alone.items():
-        assert difference(together[name, 0], image) <= 1, name
-    assert difference(moved_image(executor, requests[0], 4), alone["r0"]) <= 1
-    assert difference(evicted_image(executor, requests[1], 3), alone["r1"]) <= 1
+    images = assert_as_alone(executor, requests, [0, 1, 0, 2, 1, 0])
+    assert difference(moved_image(executor, requests[0], 4), images["r0", 0]) <= 1
+    assert difference(evicted_image(executor, requests[1], 3), images["r1", 0]) <= 1
     changed = [
         make_edited(0, EDITED.replace(":3]", ":5]")),
         make_edited(1, "a star AND [a blue square|a red circle]:0.7 AND black:-0.2", scheduler="euler-a"),
         make_edited(4, "a star", second_pass=SecondPass(48, 32, 5, 0.6)),
     ]
-    for each in changed:
-        assert difference(generate(executor, [each])[each.request_id, 0], alone[each.request_id]) > 2
+    for image, pixels in generate(executor, changed).items():
+        assert difference(pixels, images[image]) > 2
 
 
 def test_more_joined_prompts_than_a_call_has_rows_for_are_refused(executor):

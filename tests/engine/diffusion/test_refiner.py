@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import warnings
 
 import diffusers
 import msgspec
@@ -12,37 +11,39 @@ import pytest
 import torch
 
 import tiny_models
-from generating import difference, final_latents, generate, moved_image, relative
+from generating import (
+    LATENTS_TOLERANCE,
+    PARITY_TOLERANCE,
+    assert_latents_as_alone,
+    difference,
+    final_latents,
+    generate,
+    load,
+    loop_of,
+    moved_image,
+    relative,
+    run,
+)
 from lora_files import save_diffusers_lora
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.sizing.weight_bytes import weights_of, weights_to_load
 from noria.engine.diffusion.warmup.calibration import cost_key, measure_costs
-from noria.engine.loop import PreviewReady, StepLoop
+from noria.engine.loop import PreviewReady
 from noria.errors import InvalidField
 from noria.images import scheduler_names
-from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
-from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora, Refinement
 from noria.scheduling.costs import CostModel
-from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
+from pipelines import open_pipeline, run_pipeline, set_scheduler
 
-# As in `test_start_images.py`: two steps of uint8 against the pipelines; as in `test_loras.py`: relative, of latents.
-PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
-PARITY_OF_LATENTS = 2e-5  # also for tables that are rounded to float32
+PARITY_OF_LATENTS = 2e-5  # relative, as `LATENTS_TOLERANCE`, also for tables that are rounded to float32
 NAMES = [each.name for each in scheduler_names.choices_of_family("diffusion") if each.takes_refiner]
 START_PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
 
 
-def load(folder, refiner, **settings):
-    torch.set_num_threads(1)
-    spec = open_model(str(folder))
-    settings = {"loras": (), "refiners": (str(refiner),), "slots": 8} | settings
-    config = EngineConfig(dtype="float32", threads=1, **settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+def load_with(folder, refiner, **settings):
+    return load(folder, **{"loras": (), "refiners": (str(refiner),)} | settings)
 
 
 class Pipelines:
@@ -50,41 +51,25 @@ class Pipelines:
 
     def __init__(self, folder, refiner):
         self.folders = folder, refiner
-        self.base = diffusers.StableDiffusionXLPipeline.from_pretrained(folder, dtype=torch.float32)
+        self.base = open_pipeline(diffusers.StableDiffusionXLPipeline, folder)
         self.base_with_image = diffusers.StableDiffusionXLImg2ImgPipeline(**self.base.components)
-        self.refiner = diffusers.StableDiffusionXLImg2ImgPipeline.from_pretrained(
-            refiner, vae=self.base.vae, dtype=torch.float32
-        )
-        for pipe in (self.base, self.base_with_image, self.refiner):
-            pipe.set_progress_bar_config(disable=True)
+        self.base_with_image.set_progress_bar_config(disable=True)
+        self.refiner = open_pipeline(diffusers.StableDiffusionXLImg2ImgPipeline, refiner, vae=self.base.vae)
 
     def generate(self, request):
         """The latents and the image of both pipelines with one generator; without a refiner of the first one."""
-        payload, choice = request.payload, scheduler_names.find(request.payload.scheduler)
-        base = self.base if payload.strength is None else self.base_with_image
-        values = {
-            "negative_prompt": payload.negative_prompt,
-            "num_inference_steps": payload.inference_steps,
-            "guidance_scale": payload.guidance_scale,
-            "generator": torch.Generator("cpu").manual_seed(payload.seed),
-        }
-        of_base = (
-            {"width": payload.width, "height": payload.height}
-            if payload.strength is None
-            else {"image": PIL.Image.fromarray(START_PIXELS), "strength": payload.strength}
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-            for pipe, folder in zip((base, self.refiner), self.folders, strict=True):
-                config = diffusers.DDIMScheduler.load_config(folder, subfolder="scheduler")
-                scheduler = getattr(diffusers, choice.diffusers_class)
-                pipe.scheduler = scheduler.from_config(config, **{"clip_sample": False, **choice.overrides})
-            end = None if payload.refiner is None else payload.refiner.start
-            latents = base(payload.prompt, **of_base, **values, denoising_end=end, output_type="latent").images
-            if end is not None:
-                latents = self.refiner(
-                    payload.prompt, image=latents, **values, denoising_start=end, output_type="latent"
-                ).images
+        payload, base, of_base = request.payload, self.base, {}
+        if payload.strength is not None:
+            base, of_base = self.base_with_image, {"image": PIL.Image.fromarray(START_PIXELS)}
+            of_base |= {"strength": payload.strength, "width": None, "height": None}
+        for pipe, folder in zip((base, self.refiner), self.folders, strict=True):
+            set_scheduler(pipe, request, folder, clip_sample=False)
+        both = {"output_type": "latent", "generator": torch.Generator("cpu").manual_seed(payload.seed)}
+        end = None if payload.refiner is None else payload.refiner.start
+        latents = run_pipeline(base, request, denoising_end=end, **of_base, **both)
+        if end is not None:
+            own = {"width": None, "height": None, "denoising_start": end}
+            latents = run_pipeline(self.refiner, request, image=latents, **own, **both)
         with torch.no_grad():
             decoded = self.base.vae.decode(latents / self.base.vae.config.scaling_factor).sample
         (image,) = self.base.image_processor.postprocess(decoded, output_type="np")
@@ -93,7 +78,7 @@ class Pipelines:
 
 @pytest.fixture(scope="module")
 def served(tiny_xl_folder, tiny_refiner_folder):
-    return load(tiny_xl_folder, tiny_refiner_folder)
+    return load_with(tiny_xl_folder, tiny_refiner_folder)
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +145,18 @@ def test_late_joiners_with_and_without_a_refiner_give_the_images_of_the_pipeline
     requests = mixed()
     arrivals, frames = [(5 * k) % 11 for k in range(8)], frames_of(requests)
     together = generate(executor, requests, arrivals, frames)
-    latents = final_latents(executor, requests, monkeypatch, arrivals, frames)
+    latents = assert_latents_as_alone(executor, requests, monkeypatch, arrivals, frames)
+    bare = [
+        msgspec.structs.replace(each, payload=msgspec.structs.replace(each.payload, refiner=None)) for each in requests
+    ]
+    unrefined = final_latents(executor, bare, monkeypatch, frames=frames)
     for request in requests:
-        image = together[request.request_id, 0]
+        name = request.request_id
         their_latents, theirs = pipelines.generate(request)
-        assert difference(image, theirs) <= PARITY_TOLERANCE, request
-        assert relative(latents[request.request_id], their_latents) <= PARITY_OF_LATENTS, request
-        alone = final_latents(executor, [request], monkeypatch, frames=frames)[request.request_id]
-        assert relative(latents[request.request_id], alone) <= LATENTS_TOLERANCE, request
+        assert difference(together[name, 0], theirs) <= PARITY_TOLERANCE, request
+        assert relative(latents[name], their_latents) <= PARITY_OF_LATENTS, request
         if request.payload.refiner is not None:
-            changed = msgspec.structs.replace(request.payload, refiner=None)
-            unrefined = msgspec.structs.replace(request, payload=changed)
-            without = final_latents(executor, [unrefined], monkeypatch, frames=frames)[request.request_id]
-            assert relative(without, alone) > 1e-3, request
+            assert relative(unrefined[name], latents[name]) > 1e-3, request
 
 
 def test_prompts_that_change_or_are_joined_do_so_in_both_stages(served, monkeypatch):
@@ -198,7 +182,7 @@ def test_prompts_that_change_or_are_joined_do_so_in_both_stages(served, monkeypa
 )
 def test_the_refiner_has_settings_of_its_own(tiny_xl_folder, tmp_path, index, scheduler, monkeypatch):
     folder = tiny_models.save_xl_refiner(tmp_path / "other", scheduler=scheduler, **index)
-    _, executor = load(tiny_xl_folder, folder)
+    _, executor = load_with(tiny_xl_folder, folder)
     request = make_request(0, 0.5, scheduler="ddim", guidance_scale=6.0, negative_prompt=None)
     latents, theirs = Pipelines(tiny_xl_folder, folder).generate(request)
     assert difference(generate(executor, [request])["r0", 0], theirs) <= PARITY_TOLERANCE
@@ -241,14 +225,11 @@ def test_images_of_one_stage_share_its_calls(served, monkeypatch):
 
 
 def test_loras_change_the_model_and_not_its_refiner(tiny_xl_folder, tiny_refiner_folder, tmp_path, monkeypatch):
-    _, executor = load(tiny_xl_folder, tiny_refiner_folder, loras=(str(tmp_path),))
+    _, executor = load_with(tiny_xl_folder, tiny_refiner_folder, loras=(str(tmp_path),))
     save_diffusers_lora(tmp_path / "ink.safetensors", executor.model.lora_parts, rank=2, seed=2)
     adapted = {"loras": (Lora("ink", 0.7, digest_of(tmp_path / "ink.safetensors")),)}
     requests = [make_request(1, 0.6, **adapted), make_request(4, 0.6), make_request(7, None, **adapted)]
-    together = final_latents(executor, requests, monkeypatch)
-    for request in requests:
-        alone = final_latents(executor, [request], monkeypatch)[request.request_id]
-        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
+    assert_latents_as_alone(executor, requests, monkeypatch)
     hooked = [name for name, module in executor.model.refiner._denoiser._unet.named_modules() if module._forward_hooks]
     assert not hooked
 
@@ -262,11 +243,11 @@ def test_a_text_encoder_that_is_the_models_second_one_is_loaded_once(tiny_xl_fol
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"layer_norm_eps": 2e-5}))
     loras = tmp_path / "loras"
     loras.mkdir()
-    spec, executor = load(tiny_xl_folder, same, loras=(str(loras),))
+    spec, executor = load_with(tiny_xl_folder, same, loras=(str(loras),))
     parts = executor.model.lora_parts
     assert executor.model.refiner._text_encoder[1] is parts["text_encoder_2"]
     assert "refiner's text_encoder_2" not in weights_of(spec, executor.config).here
-    _, apart = load(tiny_xl_folder, other)
+    _, apart = load_with(tiny_xl_folder, other)
     assert apart.model.refiner._text_encoder[1] is not apart.model.lora_parts["text_encoder_2"]
     assert "refiner's text_encoder_2" in weights_of(spec, apart.config).here
     save_diffusers_lora(loras / "ink.safetensors", {"text_encoder_2": parts["text_encoder_2"]}, rank=2, seed=2)
@@ -279,9 +260,9 @@ def test_a_text_encoder_that_is_the_models_second_one_is_loaded_once(tiny_xl_fol
 
 def test_previews_of_the_refiners_calls_show_what_it_predicts(tiny_xl_folder, tmp_path):
     folder = tiny_models.save_xl_refiner(tmp_path / "v", scheduler={"prediction_type": "v_prediction"})
-    _, executor = load(tiny_xl_folder, folder)
+    _, executor = load_with(tiny_xl_folder, folder)
     request = make_request(0, 0.3, inference_steps=8, partial_images=6, scheduler="ddim")
-    seen, weights = [], {}
+    weights = {}
 
     def recording(name, part):
         def clean_weights(timesteps):
@@ -292,10 +273,9 @@ def test_previews_of_the_refiners_calls_show_what_it_predicts(tiny_xl_folder, tm
 
     executor.model.clean_weights = recording("base", executor.model)
     executor.model.refiner.clean_weights = recording("refiner", executor.model.refiner)
-    loop = StepLoop(StepScheduler(8), executor, seen.append, lambda: 0.0)
+    loop, seen = loop_of(executor)
     loop.submit(executor.prepare(request))
-    while loop.run_iteration():
-        pass
+    run(loop)
     previews = [event for event in seen if isinstance(event, PreviewReady)]
     assert len(previews) == 6
     assert weights["base"][0] >= 700 > weights["refiner"][0]
@@ -319,7 +299,7 @@ def test_what_cannot_be_refined_is_rejected(served, fields, words):
 
 
 def test_without_a_refiner_none_is_used(tiny_xl_folder, tiny_refiner_folder):
-    _, executor = load(tiny_xl_folder, tiny_refiner_folder, refiners=())
+    _, executor = load_with(tiny_xl_folder, tiny_refiner_folder, refiners=())
     with pytest.raises(InvalidField, match=r"has no refiner loaded: .* engine\.refiners"):
         executor.prepare(make_request(0, 0.8))
     assert executor.is_compiled(make_request(0, 0.8))  # it is rejected at once
@@ -330,14 +310,14 @@ def test_costs_of_both_stages_are_measured(served, tiny_refiner_folder, tiny_xl_
     costs = CostModel()
     measure_costs(executor, spec, executor.config, costs)
     assert {key.stage for key in costs.steps} == {0, 1}
-    _, bare = load(tiny_xl_folder, tiny_refiner_folder, refiners=())
+    _, bare = load_with(tiny_xl_folder, tiny_refiner_folder, refiners=())
     assert "refiner" in cost_key(spec, executor.config, "cpu")
     assert "refiner" not in cost_key(spec, bare.config, "cpu")
 
 
 def test_models_of_a_process_share_a_refiner(served, tiny_refiner_folder):
     spec, executor = served
-    _, other = load(spec.folder, tiny_refiner_folder)
+    _, other = load_with(spec.folder, tiny_refiner_folder)
     assert other.model.refiner._denoiser._unet is executor.model.refiner._denoiser._unet
     assert not [part for part in weights_to_load(spec, other.config, "cpu").here if "refiner" in part]
     assert [part for part in weights_to_load(spec, other.config, "cuda:0").here if "refiner" in part]

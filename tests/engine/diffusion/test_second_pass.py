@@ -1,7 +1,5 @@
 """A second pass in another size, in the running batch: as diffusers' two pipelines, and as alone."""
 
-import warnings
-
 import diffusers
 import msgspec
 import numpy as np
@@ -10,7 +8,16 @@ import pytest
 import torch
 
 import tiny_models
-from generating import difference, evicted_image, generate, moved_image
+from generating import (
+    NATURAL_TOLERANCE,
+    PARITY_TOLERANCE,
+    assert_as_alone,
+    difference,
+    evicted_image,
+    generate,
+    load,
+    moved_image,
+)
 from ip_adapter_files import ENCODER
 from noria.engine.diffusion.input_images.controls import call_scales
 from noria.engine.diffusion.second_pass import enlarge
@@ -18,8 +25,7 @@ from noria.errors import InvalidField
 from noria.images.start_image import ImageFiles, RequestImages
 from noria.protocol.diffusion import Control, IpAdapter, PixelUpscaler, SecondPass
 from noria.testing.requests import make_image_request
-from pipelines import set_scheduler
-from start_images import NATURAL_TOLERANCE, PARITY_TOLERANCE, load
+from pipelines import open_pipeline, run_pipeline, set_scheduler
 from uploads import file_of, photo
 
 SECOND = SecondPass(width=64, height=48, inference_steps=6, strength=0.7)
@@ -34,12 +40,7 @@ def tiny(tiny_folder):
 def pipelines(tiny):
     """diffusers' pipelines for a text and for a start image."""
     classes = diffusers.StableDiffusionPipeline, diffusers.StableDiffusionImg2ImgPipeline
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
-        pipes = [each.from_pretrained(tiny[0].folder, dtype=torch.float32) for each in classes]
-    for each in pipes:
-        each.set_progress_bar_config(disable=True)
-    return pipes
+    return [open_pipeline(each, tiny[0].folder) for each in classes]
 
 
 def make_request(number, second=SECOND, **fields):
@@ -50,32 +51,14 @@ def make_request(number, second=SECOND, **fields):
 
 def generate_with_pipelines(pipelines, request, of_first=None, of_second=None):
     """The image of both pipelines, each with options of its own."""
-    payload, second = request.payload, request.payload.second_pass
-    options = {"prompt": payload.prompt, "guidance_scale": payload.guidance_scale}
+    second = request.payload.second_pass
     of_text, of_image = pipelines
     for pipe in pipelines:
         set_scheduler(pipe, request, clip_sample=False, steps_offset=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' deprecations of its own configuration keys
-        latents = of_text(
-            num_inference_steps=payload.inference_steps,
-            width=payload.width,
-            height=payload.height,
-            output_type="latent",
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            **options,
-            **(of_first or {}),
-        ).images
-        images = of_image(
-            image=torch.nn.functional.interpolate(latents, (second.height // 4, second.width // 4), mode="bilinear"),
-            strength=second.strength,
-            num_inference_steps=second.inference_steps,
-            output_type="np",
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            **options,
-            **(of_second or {}),
-        ).images
-    return (images[0] * 255).round().astype(np.uint8)
+    latents = run_pipeline(of_text, request, output_type="latent", **(of_first or {}))
+    larger = torch.nn.functional.interpolate(latents, (second.height // 4, second.width // 4), mode="bilinear")
+    own = {"strength": second.strength, "num_inference_steps": second.inference_steps, "width": None, "height": None}
+    return run_pipeline(of_image, request, image=larger, **own | (of_second or {}))
 
 
 @pytest.mark.parametrize("name", ["ddim", "euler-a", "dpm++2m", "heun"])
@@ -104,9 +87,8 @@ def test_controlnets_and_ip_adapters_are_in_both_passes(tiny_folder, tmp_path):
     together = generate(executor, requests, [2, 0, 1, 3], frames)
     classes = diffusers.StableDiffusionControlNetPipeline, diffusers.StableDiffusionControlNetImg2ImgPipeline
     controlnet = diffusers.ControlNetModel.from_pretrained(net)
-    pipes = [each.from_pretrained(spec.folder, controlnet=controlnet, dtype=torch.float32) for each in classes]
+    pipes = [open_pipeline(each, spec.folder, controlnet=controlnet) for each in classes]
     for pipe in pipes:
-        pipe.set_progress_bar_config(disable=True)
         pipe.load_ip_adapter(str(tmp_path), subfolder="models", weight_name="plain.safetensors")
     for request in requests[1:]:
         payload = request.payload
@@ -173,11 +155,7 @@ def mixed_requests():
 
 
 def test_images_in_a_batch_with_others_in_any_pass_are_those_alone(tiny):
-    requests = mixed_requests()
-    together = generate(tiny[1], requests, [(5 * k) % 7 for k in range(6)])
-    for request in requests:
-        for (_, index), pixels in generate(tiny[1], [request]).items():
-            assert difference(pixels, together[request.request_id, index]) <= NATURAL_TOLERANCE, request
+    assert_as_alone(tiny[1], mixed_requests(), [(5 * k) % 7 for k in range(6)])
 
 
 @pytest.mark.parametrize("call", [3, 5, 7])

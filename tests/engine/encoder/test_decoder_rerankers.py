@@ -13,18 +13,16 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from encoders import PAIRS, change_json, make_encoder, open_encoder, open_exported, write_json
+from encoders import PAIRS, change_json, make_encoder, open_encoder, open_session, rows_of, write_json
 from noria.config import EngineConfig
-from noria.engine.encoder.sessions import load_sessions
 from noria.errors import ModelError
 from noria.frontend.services.texts.scores import scores
 from noria.models.encoder.checkpoint import load
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.reranker_folder import parse_chat_template
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.token_rows import Session
 from noria.protocol.text import EncoderModelSpec, TokenHead
 
-CONFIG = EngineConfig(encoder_sessions=1, threads=1)
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]
 HEAD = '<|im_start|>system\nSay "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 TAIL = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -110,10 +108,9 @@ def authors_rule(folder: pathlib.Path, pairs: Sequence[tuple[str, str]]) -> list
     return found
 
 
-def assert_scores(spec: EncoderModelSpec, expected: Sequence[float], config: EngineConfig) -> None:
+def assert_scores(spec: EncoderModelSpec, expected: Sequence[float], session: Session) -> None:
     """Each alone, and in mixed batches."""
-    rows = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode([*PAIRS, *LONG])]
-    (session,) = load_sessions(spec, config, "cpu")
+    rows = rows_of(spec, [*PAIRS, *LONG])
     for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
         logits = [float(row[0]) for batch in batches for row in session.run(batch)]
         np.testing.assert_allclose([scores([each], spec.activation)[0] for each in logits], expected, atol=1e-5)
@@ -121,6 +118,7 @@ def assert_scores(spec: EncoderModelSpec, expected: Sequence[float], config: Eng
 
 KINDS = {
     "qwen3": as_published,
+    "one layer": lambda folder: as_published(folder, num_hidden_layers=1),
     "tied": lambda folder: as_published(folder, tie_word_embeddings=True),
     "qwen2": lambda folder: as_published(folder, "Qwen2ForCausalLM"),
     "mistral": lambda folder: as_published(folder, "MistralForCausalLM", sliding_window=None),
@@ -145,16 +143,19 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return open_encoder(folder), [float(theirs.predict([pair])[0]) for pair in pairs]
 
 
-@pytest.mark.parametrize("made", KINDS, indirect=True)
-def test_torch_computes_the_scores(made: tuple[EncoderModelSpec, Any]) -> None:
+@pytest.mark.parametrize(
+    ("made", "path"),
+    # Torch traces a layer of a decoder for 5 s.
+    [
+        *[(kind, "torch") for kind in KINDS],
+        ("one layer", "graph"),
+        pytest.param("qwen3", "graph", marks=pytest.mark.slow),
+    ],
+    indirect=["made"],
+)
+def test_it_computes_the_scores(made: tuple[EncoderModelSpec, Any], path: str, tmp_path: pathlib.Path) -> None:
     assert np.ptp(made[1]) > 1e-4  # ten times the tolerance; the trained tokenizer differs each time
-    assert_scores(*made, msgspec.structs.replace(CONFIG, encoder_backend="torch"))
-
-
-@pytest.mark.parametrize("made", ["qwen3"], indirect=True)
-def test_the_graph_computes_the_scores(made: tuple[EncoderModelSpec, Any], tmp_path: pathlib.Path) -> None:
-    open_exported(made[0].folder, str(tmp_path))
-    assert_scores(*made, msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path)))
+    assert_scores(*made, open_session(made[0], path, tmp_path))
 
 
 def test_a_classifier_of_one_label_scores_as_transformers(tmp_path: pathlib.Path) -> None:
@@ -164,12 +165,12 @@ def test_a_classifier_of_one_label_scores_as_transformers(tmp_path: pathlib.Path
 
     spec = open_encoder(with_noria_json(tmp_path, "Qwen3ForSequenceClassification"))
     model = Qwen3ForSequenceClassification.from_pretrained(tmp_path).eval()
-    texts = HuggingFaceTokenizer(spec).encode([*PAIRS, *LONG])
+    rows = rows_of(spec, [*PAIRS, *LONG])
     with torch.no_grad():
-        logits = [float(model(torch.tensor([TokenRow.of(text).ids.tolist()])).logits[0, 0]) for text in texts]
+        logits = [float(model(torch.tensor([row.ids.tolist()])).logits[0, 0]) for row in rows]
     expected = [scores([each], "sigmoid")[0] for each in logits]
     assert spec.head == TokenHead("score.weight", 0)
-    assert_scores(spec, expected, msgspec.structs.replace(CONFIG, encoder_backend="torch"))
+    assert_scores(spec, expected, open_session(spec, "torch", tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,28 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import gelu, layer_norm, linear
 
-from encoders import TEXTS, change_json, make_tokenizer, open_encoder, open_exported, sentence_transformer, write_json
+from encoders import (
+    TEXTS,
+    assert_results,
+    change_json,
+    make_tokenizer,
+    open_encoder,
+    open_session,
+    rows_of,
+    sentence_transformer,
+    write_json,
+)
 from noria.config import EngineConfig
-from noria.engine.encoder.sessions import load_sessions
 from noria.errors import ModelError
 from noria.models.encoder.checkpoint import load
 from noria.models.encoder.experts import ExpertLayer
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 
-CONFIG = EngineConfig(encoder_sessions=1, threads=1)
 LAYERS, HEADS, WIDTH, INNER, EXPERTS = 4, 4, 32, 48, 8
 Tensors = Mapping[str, torch.Tensor]
 
@@ -116,20 +120,9 @@ def test_experts_compute_the_published_numbers(
     made: tuple[EncoderModelSpec, Tensors], path: str, tmp_path: pathlib.Path
 ) -> None:
     spec, tensors = made
-    rows = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode([text for text in TEXTS if text])]
-    expected = np.stack([reference(tensors, row.ids.tolist()).numpy() for row in rows])
-    if path == "graph":
-        open_exported(spec.folder, str(tmp_path))
-    config = msgspec.structs.replace(
-        CONFIG,
-        encoder_backend="auto" if path == "graph" else "torch",
-        encoder_packing="on" if path == "packed" else "auto",
-        cache_dir=str(tmp_path),
-    )
-    (session,) = load_sessions(spec, config, "cpu")
-    for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
-        got = np.stack([each for batch in batches for each in session.run(batch)])
-        np.testing.assert_allclose(got, expected, atol=1e-5 * max(1.0, np.abs(expected).max()))
+    rows = rows_of(spec, [text for text in TEXTS if text])
+    expected = [reference(tensors, row.ids.tolist()).numpy() for row in rows]
+    assert_results(open_session(spec, path, tmp_path), rows, expected)
 
 
 def test_all_experts_compute_what_the_chosen_ones_do(made: tuple[EncoderModelSpec, Tensors]) -> None:

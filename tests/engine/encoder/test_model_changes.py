@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 import weakref
 
 import msgspec
@@ -10,45 +9,29 @@ import numpy as np
 import pytest
 
 from encoders import make_encoder, open_exported, sentence_transformer
-from ending_receiver import EndingReceiver
-from engine_client import Client
 from noria.config import EngineConfig
 from noria.engine.encoder.loading import load_runtime, make_runtime
 from noria.engine.engines import BatchEngine
-from noria.engine.monitoring.crash_journal import CrashJournal
-from noria.engine.monitoring.watchdog import HangWatchdog
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.protocol.messages import Cancel, Finished, Hello, ModelPrecision, Mount, MountResult, Unmount
-from noria.protocol.transport import EngineChannel
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeSession, make_text_request
+from running_engine import RunningEngine
 from waiting import TIMEOUT_S
 
 NEWER = msgspec.structs.replace(FAKE_ENCODER, fingerprint="newer0000000")
 
 
-class Harness:
+class Harness(RunningEngine):
     """An engine with two sessions of FAKE_ENCODER, and a client."""
 
     def __init__(self, folder):
-        self.go_on, self.began = threading.Event(), threading.Event()
-        self.channel = EngineChannel(f"ipc://{folder}/e")
-        self.receiver = EndingReceiver(
-            self.channel,
-            [FAKE_ENCODER],
-            "cpu",
-            watchdog=HangWatchdog(60.0, time.monotonic),
-            crash_journal=CrashJournal(folder / "in-flight"),
-        )
-        self.receiver.start()
+        super().__init__(folder, [FAKE_ENCODER])
+        self.go_on, self.began, self.newer = threading.Event(), threading.Event(), []
         sessions = [FakeSession(self.on_batch) for _ in range(2)]
-        self.newer = []
         self.runtime = make_runtime({FAKE_ENCODER: sessions}, EngineConfig(), "cpu", self.load)
-        self.engine = BatchEngine("engine-0", self.channel, self.receiver, self.runtime)
-        self.receiver.set_ready(self.runtime)
-        self.thread = threading.Thread(target=self.engine.run)
-        self.thread.start()
-        self.client = Client(f"ipc://{folder}/e")
+        self.start(self.runtime, BatchEngine)
+        self.client = self.connect()
         self.client.send(Hello("client"))
         self.client.receive()
 
@@ -65,12 +48,8 @@ class Harness:
 
     def close(self):
         self.go_on.set()
-        self.engine.stop()
-        self.thread.join(TIMEOUT_S)
+        super().close()
         self.runtime.executor.close()
-        self.receiver.stop()
-        self.client.close()
-        self.channel.close()
 
 
 @pytest.fixture

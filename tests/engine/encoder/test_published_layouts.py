@@ -7,8 +7,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -18,21 +16,20 @@ from encoders import (
     TANH,
     TEXTS,
     add_dense,
+    assert_results,
     change_json,
     make_encoder,
     make_tokenizer,
     open_encoder,
-    open_exported,
+    open_session,
+    rows_of,
     sentence_transformer,
     write_json,
 )
-from noria.config import EngineConfig
-from noria.engine.encoder.sessions import load_sessions
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 
-CONFIG = EngineConfig(encoder_sessions=1, threads=1)
 NORMALIZE = {"type": "sentence_transformers.models.Normalize", "path": ""}
 
 
@@ -58,11 +55,11 @@ def embedding_gemma(folder: pathlib.Path) -> None:
     add_dense(folder, (32, 128, IDENTITY, False), (128, 32, IDENTITY, False))
 
 
-def qwen3_embedding(folder: pathlib.Path) -> None:
+def qwen3_embedding(folder: pathlib.Path, **config: Any) -> None:
     """The last token's state, of a class whose head is not used; queries have an instruction."""
     instruction = "Instruct: Given a web search query, retrieve relevant passages\nQuery:"
     files = {"config_sentence_transformers": {"prompts": {"query": instruction, "document": ""}}}
-    make_encoder(folder, "Qwen3ForCausalLM", **last_token(), **files)
+    make_encoder(folder, "Qwen3ForCausalLM", config, **last_token(), **files)
     change_json(folder / "1_Pooling/config.json", include_prompt=True)
 
 
@@ -70,9 +67,17 @@ def qwen2_embedding(folder: pathlib.Path) -> None:
     make_encoder(folder, "Qwen2Model", **last_token())
 
 
-def mistral_embedding(folder: pathlib.Path) -> None:
+def mistral_embedding(folder: pathlib.Path, **config: Any) -> None:
     """The kind of E5's, with a window, here of 8 tokens."""
-    make_encoder(folder, "MistralModel", **last_token())
+    make_encoder(folder, "MistralModel", config, **last_token())
+
+
+def qwen3_of_one_layer(folder: pathlib.Path) -> None:
+    qwen3_embedding(folder, num_hidden_layers=1)
+
+
+def mistral_of_one_layer(folder: pathlib.Path) -> None:
+    mistral_embedding(folder, num_hidden_layers=1)
 
 
 def last_token() -> dict[str, Any]:
@@ -108,83 +113,69 @@ DECODERS = [qwen3_embedding, qwen2_embedding, mistral_embedding]
 KINDS = [labse, distiluse, stella, embedding_gemma, normalized_between, model2vec, *DECODERS]
 
 
-# Torch traces a decoder for 5 s; the two that stay have norms of queries, and a window.
-SLOW = (embedding_gemma, qwen2_embedding)
-GRAPH_KINDS = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS]
+# Torch traces a layer of a decoder for 5 s; of the two that stay, one has norms of queries, and one a window.
+SLOW = (embedding_gemma, *DECODERS)
+CASES = [pytest.param(each, "torch", id=f"{each.__name__}-torch") for each in KINDS]
+CASES += [
+    pytest.param(each, "graph", id=f"{each.__name__}-graph", marks=[pytest.mark.slow] * (each in SLOW))
+    for each in (*KINDS, qwen3_of_one_layer, mistral_of_one_layer)
+]
 
 
 @pytest.fixture(scope="module")
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[EncoderModelSpec, Any]:
     """A model, and what sentence-transformers computes of each text alone."""
-    from sentence_transformers import SentenceTransformer
-    from transformers import PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp(request.param.__name__)
     request.param(folder)
-    pad_token = "<pad>" if request.param is stella else "[PAD]"
-    settings = {"pad_token": pad_token, "model_max_length": 64}
-    write_json(folder / "tokenizer_config.json", settings)
-    theirs = SentenceTransformer(str(folder), device="cpu")
-    # For some model types transformers would use the published models' own splitting of words.
-    if request.param is not model2vec:
-        theirs[0].processor = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **settings)
+    theirs = open_with_library(folder, "<pad>" if request.param is stella else "[PAD]", own=request.param is model2vec)
     return open_encoder(folder), [theirs.encode(text) for text in TEXTS]
 
 
-def assert_equal(spec: EncoderModelSpec, expected: Any, config: EngineConfig) -> None:
-    # A text without tokens, as an empty one without special tokens, reaches no session.
-    texts = HuggingFaceTokenizer(spec).encode(TEXTS)
-    expected = [right for text, right in zip(texts, expected, strict=True) if text.num_tokens]
-    rows = [TokenRow.of(text) for text in texts if text.num_tokens]
-    (session,) = load_sessions(spec, config, "cpu")
-    for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
-        got = np.stack([embedding for batch in batches for embedding in session.run(batch)])
-        if spec.normalize:
-            got /= np.linalg.norm(got, axis=1, keepdims=True)
-        np.testing.assert_allclose(got, expected, atol=1e-5 * max(1.0, np.abs(expected).max()))
-    assert got.shape[1] == spec.dimensions
+def open_with_library(folder: pathlib.Path, pad_token: str = "[PAD]", *, own: bool = False) -> Any:
+    """sentence-transformers' model of a folder; without its `own` tokenizer, with that of the folder.
 
-
-@pytest.mark.parametrize("made", KINDS, indirect=True, ids=lambda make: make.__name__)
-def test_torch_computes_the_numbers_of_sentence_transformers(made: tuple[EncoderModelSpec, Any]) -> None:
-    spec, expected = made
-    assert_equal(spec, expected, msgspec.structs.replace(CONFIG, encoder_backend="torch"))
-
-
-@pytest.mark.parametrize("made", GRAPH_KINDS, indirect=True, ids=lambda make: make.__name__)
-def test_the_graph_computes_the_numbers_of_sentence_transformers(
-    made: tuple[EncoderModelSpec, Any], tmp_path: pathlib.Path
-) -> None:
-    spec, expected = made
-    open_exported(spec.folder, str(tmp_path))
-    assert_equal(spec, expected, msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path)))
-
-
-@pytest.mark.parametrize("make", [labse, qwen3_embedding, embedding_gemma], ids=lambda make: make.__name__)
-def test_without_a_pooling_a_model_returns_the_states_of_tokens(
-    make: Callable[[pathlib.Path], None], tmp_path: pathlib.Path
-) -> None:
-    """They are sentence-transformers' token_embeddings, before Pooling and Dense."""
+    For some model types transformers would use the published models' own splitting of words.
+    """
     from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedTokenizerFast
 
+    settings = {"pad_token": pad_token, "model_max_length": 64}
+    write_json(folder / "tokenizer_config.json", settings)
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    if not own:
+        theirs[0].processor = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **settings)
+    return theirs
+
+
+@pytest.mark.parametrize(("made", "path"), CASES, indirect=["made"])
+def test_it_computes_the_numbers_of_sentence_transformers(
+    made: tuple[EncoderModelSpec, Any], path: str, tmp_path: pathlib.Path
+) -> None:
+    spec, expected = made
+    # A text without tokens, as an empty one without special tokens, reaches no session.
+    texts = HuggingFaceTokenizer(spec).encode(TEXTS)
+    rows, expected = zip(
+        *[(TokenRow.of(text), right) for text, right in zip(texts, expected, strict=True) if text.num_tokens],
+        strict=True,
+    )
+    assert {right.shape for right in expected} == {(spec.dimensions,)}
+    assert_results(open_session(spec, path, tmp_path), rows, expected, normalize=spec.normalize)
+
+
+@pytest.mark.parametrize(
+    ("make", "paths"),
+    [(labse, ["torch", "graph"]), (qwen3_embedding, ["torch"]), (embedding_gemma, ["torch"])],
+    ids=["labse", "qwen3_embedding", "embedding_gemma"],
+)
+def test_without_a_pooling_a_model_returns_the_states_of_tokens(
+    make: Callable[[pathlib.Path], None], paths: list[str], tmp_path: pathlib.Path
+) -> None:
+    """They are sentence-transformers' token_embeddings, before Pooling and Dense."""
     make(tmp_path)
-    settings = {"pad_token": "[PAD]", "model_max_length": 64}
-    write_json(tmp_path / "tokenizer_config.json", settings)
-    theirs = SentenceTransformer(str(tmp_path), device="cpu")
-    theirs[0].processor = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **settings)
+    theirs = open_with_library(tmp_path)
     write_json(tmp_path / "noria.json", {"pooling": "none"})
     spec = open_encoder(tmp_path)
     expected = [theirs.encode(text, output_value="token_embeddings").numpy() for text in TEXTS]
-    rows = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(TEXTS)]
-    configs = [msgspec.structs.replace(CONFIG, encoder_backend="torch")]
-    if make is labse:
-        open_exported(str(tmp_path), str(tmp_path / "cache"))
-        configs.append(msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path / "cache")))
-    for config in configs:
-        (session,) = load_sessions(spec, config, "cpu")
-        for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
-            got = [states for batch in batches for states in session.run(batch)]
-            for own, right in zip(got, expected, strict=True):
-                assert own.shape[1] == spec.dimensions
-                np.testing.assert_allclose(own, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+    assert {right.shape[1] for right in expected} == {spec.dimensions}
+    for path in paths:
+        assert_results(open_session(spec, path, tmp_path / "cache"), rows_of(spec, TEXTS), expected)

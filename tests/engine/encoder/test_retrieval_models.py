@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,16 +16,17 @@ from encoders import (
     IDENTITY,
     TANH,
     TEXTS,
+    assert_results,
     change_json,
     make_encoder,
     open_encoder,
-    open_exported,
+    open_session,
+    rows_of,
     transformers_alone,
     write_json,
 )
-from noria.config import EngineConfig
-from noria.engine.encoder.executor import EncoderExecutor, execute
-from noria.engine.encoder.sessions import load_sessions
+from noria.engine.encoder.executor import execute
+from noria.engine.encoder.request import PreparedTextRequest, prepare
 from noria.errors import ModelError
 from noria.frontend.services.texts.text_request import (
     TextRequestSettings,
@@ -36,12 +36,10 @@ from noria.frontend.services.texts.text_request import (
     with_prompt,
 )
 from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.token_rows import Session, TokenRow
 from noria.protocol.request import EngineRequest
 from noria.protocol.text import EncoderModelSpec, Splade
 from noria.scheduling.types import BatchPlan, ItemId
-
-CONFIG = EngineConfig(encoder_sessions=1, threads=1)
 
 
 def splade(
@@ -93,27 +91,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return open_encoder(folder), [theirs.encode(text, convert_to_sparse_tensor=False).numpy() for text in TEXTS]
 
 
-def assert_equal(spec: EncoderModelSpec, expected: Any, config: EngineConfig) -> None:
-    rows = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(TEXTS)]
-    (session,) = load_sessions(spec, config, "cpu")
-    for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
-        got = np.stack([embedding for batch in batches for embedding in session.run(batch)])
-        np.testing.assert_allclose(got, expected, atol=1e-5 * max(1.0, np.abs(expected).max()))
-    assert got.shape[1] == spec.dimensions == spec.vocab_size
-    assert 0 < np.count_nonzero(got) < got.size
-
-
-@pytest.mark.parametrize("made", KINDS, indirect=True)
-def test_torch_computes_the_numbers_of_sentence_transformers(made: tuple[EncoderModelSpec, Any]) -> None:
-    assert_equal(*made, msgspec.structs.replace(CONFIG, encoder_backend="torch"))
-
-
-@pytest.mark.parametrize("made", ["bert"], indirect=True)
-def test_the_graph_computes_the_numbers_of_sentence_transformers(
-    made: tuple[EncoderModelSpec, Any], tmp_path: pathlib.Path
+@pytest.mark.parametrize(("made", "path"), [*[(kind, "torch") for kind in KINDS], ("bert", "graph")], indirect=["made"])
+def test_it_computes_the_numbers_of_sentence_transformers(
+    made: tuple[EncoderModelSpec, Any], path: str, tmp_path: pathlib.Path
 ) -> None:
-    open_exported(made[0].folder, str(tmp_path))
-    assert_equal(*made, msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path)))
+    spec, expected = made
+    assert_results(open_session(spec, path, tmp_path), rows_of(spec, TEXTS), expected)
+    assert expected[0].shape == (spec.dimensions,) == (spec.vocab_size,)
+    assert 0 < np.count_nonzero(expected) < np.size(expected)
 
 
 def test_a_masked_language_model_is_sparse_if_noria_json_says_so(tmp_path: pathlib.Path) -> None:
@@ -254,8 +239,14 @@ def late(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return open_encoder(folder), {role: [encode[role](text).numpy() for text in texts] for role in ROLES}
 
 
-def assert_late(spec: EncoderModelSpec, expected: Any, config: EngineConfig) -> None:
-    (session,) = load_sessions(spec, config, "cpu")
+@pytest.mark.parametrize(
+    ("late", "path"), [*[(kind, "torch") for kind in LATE_KINDS], ("pylate", "graph")], indirect=["late"]
+)
+def test_it_computes_the_vectors_of_sentence_transformers(
+    late: tuple[EncoderModelSpec, Any], path: str, tmp_path: pathlib.Path
+) -> None:
+    spec, expected = late
+    session = open_session(spec, path, tmp_path)
     for role in ROLES:
         settings = TextRequestSettings(inputs=[text for text in TEXTS if text], role=role)
         tokenized = HuggingFaceTokenizer(spec).encode(with_prompt(settings, spec))
@@ -265,19 +256,6 @@ def assert_late(spec: EncoderModelSpec, expected: Any, config: EngineConfig) -> 
             got = [vectors for batch in batches for vectors in session.run(batch)]
             for text, own, right in zip(fitted, got, expected[role], strict=True):
                 np.testing.assert_allclose(np.delete(own, list(text.skipped), axis=0), right, atol=1e-5)
-
-
-@pytest.mark.parametrize("late", LATE_KINDS, indirect=True)
-def test_torch_computes_the_vectors_of_sentence_transformers(late: tuple[EncoderModelSpec, Any]) -> None:
-    assert_late(*late, msgspec.structs.replace(CONFIG, encoder_backend="torch"))
-
-
-@pytest.mark.parametrize("late", ["pylate"], indirect=True)
-def test_the_graph_computes_the_vectors_of_sentence_transformers(
-    late: tuple[EncoderModelSpec, Any], tmp_path: pathlib.Path
-) -> None:
-    open_exported(late[0].folder, str(tmp_path))
-    assert_late(*late, msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -324,20 +302,22 @@ def m3(folder: pathlib.Path, pooling: str) -> pathlib.Path:
     return folder
 
 
+def executed(spec: EncoderModelSpec, inputs: list[str], session: Session) -> PreparedTextRequest:
+    """A request whose texts an executor has computed in one batch."""
+    payload = make_payload(HuggingFaceTokenizer(spec).encode(inputs), spec, TextRequestSettings(inputs=inputs))
+    prepared = prepare(EngineRequest("a", spec.name, payload, 60.0, model_version=spec.fingerprint), spec)
+    rows = tuple(ItemId("", index) for index in range(len(inputs)))
+    plan = BatchPlan(0, prepared.batch_key, rows, payload.lengths)
+    assert not execute(plan, [(prepared, index) for index in range(len(inputs))], spec, session).failed
+    return prepared
+
+
 @pytest.mark.parametrize("pooling", ["bge-m3-sparse", "bge-m3-colbert"])
 def test_the_other_outputs_of_bge_m3_are_those_of_its_authors_rule(tmp_path: pathlib.Path, pooling: str) -> None:
     """Weights: the largest above 0 of each token, without special ones. Vectors: those after the first, normalized."""
     spec = open_encoder(m3(tmp_path, pooling))
     texts = HuggingFaceTokenizer(spec).encode(TEXTS)
-    (session,) = load_sessions(spec, msgspec.structs.replace(CONFIG, encoder_backend="torch"), "cpu")
-    executor = EncoderExecutor({spec.key: (spec, [session])})
-    settings = TextRequestSettings(inputs=TEXTS)
-    request = EngineRequest("a", spec.name, make_payload(texts, spec, settings), 60.0, model_version=spec.fingerprint)
-    prepared = executor.prepare(request)
-    rows = tuple(ItemId("", index) for index in range(len(texts)))
-    plan = BatchPlan(0, prepared.batch_key, rows, tuple(text.num_tokens for text in texts))
-    assert not execute(plan, [(prepared, index) for index in range(len(texts))], spec, session).failed
-    executor.close()
+    prepared = executed(spec, TEXTS, open_session(spec, "torch", tmp_path))
     layer = load_file(tmp_path / f"{pooling.removeprefix('bge-m3-')}_linear.safetensors")
     states = transformers_alone(tmp_path, "RobertaModel", prepared.rows)
     for text, state, row, got in zip(texts, states, prepared.rows, prepared.results, strict=True):
@@ -367,8 +347,8 @@ def idf(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_queries_without_a_network_are_those_of_sentence_transformers(tmp_path: pathlib.Path, backend: str) -> None:
+@pytest.mark.parametrize("path", ["torch", "graph"])
+def test_queries_without_a_network_are_those_of_sentence_transformers(tmp_path: pathlib.Path, path: str) -> None:
     from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
     from transformers import PreTrainedTokenizerFast
 
@@ -378,18 +358,7 @@ def test_queries_without_a_network_are_those_of_sentence_transformers(tmp_path: 
     theirs = SparseStaticEmbedding.from_json(str(tmp_path / "idf.json"), tokenizer)
     queries = [text for text in TEXTS if text]
     expected = theirs(theirs.preprocess(queries))["sentence_embedding"].detach().numpy()
-    if backend == "auto":
-        open_exported(str(tmp_path), str(tmp_path / "cache"))
-    config = msgspec.structs.replace(CONFIG, encoder_backend=backend, cache_dir=str(tmp_path / "cache"))
-    (session,) = load_sessions(spec, config, "cpu")
-    texts = HuggingFaceTokenizer(spec).encode(queries)
-    executor = EncoderExecutor({spec.key: (spec, [session])})
-    payload = make_payload(texts, spec, TextRequestSettings(inputs=queries))
-    prepared = executor.prepare(EngineRequest("a", spec.name, payload, 60.0, model_version=spec.fingerprint))
-    rows = tuple(ItemId("", index) for index in range(len(texts)))
-    plan = BatchPlan(0, prepared.batch_key, rows, tuple(text.num_tokens for text in texts))
-    assert not execute(plan, [(prepared, index) for index in range(len(texts))], spec, session).failed
-    executor.close()
+    prepared = executed(spec, queries, open_session(spec, path, tmp_path / "cache"))
     for right, got in zip(expected, prepared.results, strict=True):
         assert got[:, 0].tolist() == np.flatnonzero(right).tolist()
         np.testing.assert_allclose(got[:, 1], right[np.flatnonzero(right)], rtol=1e-6)

@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from encoders import TEXTS, change_json, make_encoder, open_encoder, open_exported, sentence_transformer, write_json
+from encoders import (
+    CONFIG,
+    TEXTS,
+    assert_results,
+    change_json,
+    make_encoder,
+    open_encoder,
+    open_session,
+    rows_of,
+    sentence_transformer,
+    write_json,
+)
 from noria.config import EngineConfig
 from noria.engine.encoder.request import prepare
 from noria.engine.encoder.sessions import load_sessions
@@ -35,7 +46,6 @@ from noria.models.encoder.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.fake_encoder import make_text_request
 
-CONFIG = EngineConfig(encoder_sessions=1, threads=1)
 TASKS = [None, *TASK_FOLDERS]
 INSTRUCTIONS = {"retrieval.query": "Represent the query: ", "retrieval.passage": "", "separation": ""}
 
@@ -154,25 +164,21 @@ def made(request: pytest.FixtureRequest, jina: EncoderModelSpec, tmp_path_factor
     return open_encoder(folder), models
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("auto", marks=pytest.mark.slow)])
-def test_texts_of_several_tasks_share_a_batch(made: Made, backend: Any, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("path", ["torch", pytest.param("graph", marks=pytest.mark.slow)])
+def test_texts_of_several_tasks_share_a_batch(made: Made, path: str, tmp_path: pathlib.Path) -> None:
     """A lone text, too, has the numbers of transformers with peft's adapter."""
     import torch
 
     spec, models = made
-    texts = HuggingFaceTokenizer(spec).encode([text for text in TEXTS if text] * 2)
-    rows = [TokenRow.of(text)._replace(adapter=index % len(TASKS)) for index, text in enumerate(texts)]
+    rows = [
+        row._replace(adapter=index % len(TASKS))
+        for index, row in enumerate(rows_of(spec, [text for text in TEXTS if text] * 2))
+    ]
     with torch.no_grad():
         states = [models[TASKS[row.adapter]].eval()(torch.tensor([row.ids.tolist()]))[0] for row in rows]
-    expected = np.stack([each[0].mean(0).numpy() for each in states])
+    expected = [each[0].mean(0).numpy() for each in states]
     assert np.abs(expected[0] - expected[5]).max() > 0.1  # a text with two adapters
-    if backend == "auto":
-        open_exported(spec.folder, str(tmp_path))
-    config = msgspec.structs.replace(CONFIG, encoder_backend=backend, cache_dir=str(tmp_path))
-    (session,) = load_sessions(spec, config, "cpu")
-    for batches in ([rows], [rows[:3], rows[3:]], [[row] for row in rows]):
-        got = np.stack([each for batch in batches for each in session.run(batch)])
-        np.testing.assert_allclose(got, expected, atol=1e-5 * max(1.0, np.abs(expected).max()))
+    assert_results(open_session(spec, path, tmp_path), rows, expected)
 
 
 def test_sessions_in_two_threads_keep_their_adapters_apart(jina: EncoderModelSpec) -> None:

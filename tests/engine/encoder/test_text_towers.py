@@ -3,20 +3,13 @@
 import pathlib
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 import torch
 import transformers
 
-from encoders import TEXTS, change_json, make_tower, open_encoder, open_exported, write_json
-from noria.config import EngineConfig
-from noria.engine.encoder.sessions import load_sessions
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow
+from encoders import TEXTS, assert_results, change_json, make_tower, open_encoder, open_session, rows_of, write_json
 from noria.protocol.text import EncoderModelSpec
 
-CONFIG = EngineConfig(encoder_sessions=1, threads=1)
 MARKED = [*TEXTS, "a [SEP] b", "A RED Circle"]
 """With CLIP's end token within a text, and a text in upper case."""
 
@@ -108,23 +101,11 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return open_encoder(folder), expected
 
 
-def assert_equal(spec: EncoderModelSpec, expected: Any, config: EngineConfig) -> None:
-    rows = [TokenRow.of(text) for text in HuggingFaceTokenizer(spec).encode(MARKED)]
-    (session,) = load_sessions(spec, config, "cpu")
-    for batches in ([rows], [rows[:2], rows[2:]], [[row] for row in rows]):
-        got = np.stack([embedding for batch in batches for embedding in session.run(batch)])
-        if spec.normalize:
-            got /= np.linalg.norm(got, axis=1, keepdims=True)
-        np.testing.assert_allclose(got, expected, atol=1e-5)
-    assert got.shape[1] == spec.dimensions
-
-
+@pytest.mark.parametrize("path", ["torch", "graph"])
 @pytest.mark.parametrize("made", KINDS, indirect=True, ids=lambda make: make.__name__)
-def test_torch_computes_the_librarys_embeddings(made: tuple[EncoderModelSpec, Any]) -> None:
-    assert_equal(*made, msgspec.structs.replace(CONFIG, encoder_backend="torch"))
-
-
-@pytest.mark.parametrize("made", KINDS, indirect=True, ids=lambda make: make.__name__)
-def test_the_graph_computes_the_librarys_embeddings(made: tuple[EncoderModelSpec, Any], tmp_path: pathlib.Path) -> None:
-    open_exported(made[0].folder, str(tmp_path))
-    assert_equal(*made, msgspec.structs.replace(CONFIG, cache_dir=str(tmp_path)))
+def test_it_computes_the_librarys_embeddings(
+    made: tuple[EncoderModelSpec, Any], path: str, tmp_path: pathlib.Path
+) -> None:
+    spec, expected = made
+    assert expected.shape[1] == spec.dimensions
+    assert_results(open_session(spec, path, tmp_path), rows_of(spec, MARKED), expected, normalize=spec.normalize)

@@ -62,6 +62,19 @@ def run_iteration(scheduler, now=0.0, **result):
     return plan, scheduler.commit(plan, make_result(**result), now)
 
 
+def test_an_image_joins_in_the_lowest_free_slot():
+    scheduler = StepScheduler(3)
+    for name in "abc":
+        scheduler.submit(make_request(name, calls=9), now=0.0)
+    plan, _ = run_iteration(scheduler)
+    assert [assignment.slot for assignment in plan.joins] == [0, 1, 2]
+    for name in "ca":
+        scheduler.cancel(name, now=1.0)
+    scheduler.submit(make_request("d"), now=1.0)
+    plan, _ = run_iteration(scheduler)
+    assert [assignment.slot for assignment in plan.joins] == [0]
+
+
 def test_a_request_joins_steps_through_its_table_and_leaves():
     scheduler = StepScheduler(4)
     assert scheduler.submit(make_request(calls=2), now=1.0) == []
@@ -902,7 +915,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def every_slot_is_held_by_a_running_image_or_free(self):
         slots = [running.slot for running in self.scheduler._table.running.values()]
-        assert len(set(slots)) == len(slots) == 3 - self.scheduler._table._slots.num_free
+        assert len(set(slots)) == len(slots) == 3 - len(self.scheduler._table._free_slots)
         # One client, or each of three whose shares changed, has at most the limit and what had slots.
         assert self.scheduler.num_waiting <= (6 + 3) * (3 if shares_fairly(self.scheduler.policy) else 1)
         assert self.scheduler.num_evicted <= min(3, self.scheduler.num_waiting)

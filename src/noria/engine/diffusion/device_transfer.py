@@ -1,8 +1,12 @@
-"""Transfers from the device to the host that do not block the loop: the reader of the data waits for its copy event."""
+"""Transfers between the host and the device that do not block the loop.
+
+The reader of data that goes to the host waits for its copy event.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from noria.errors import GenerationFailed
@@ -33,6 +37,11 @@ class HostPixels:
                 "the model's latents are not finite: float16 overflows in some models; try another dtype or scheduler"
             )
         return self.pixels_HWC.numpy().data.cast("B")
+
+
+def to_device(values: "Sequence[int] | np.ndarray", device: torch.device) -> torch.Tensor:
+    """Start copying numbers to the device; work that is queued on it later sees them."""
+    return torch.as_tensor(values).to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, "torch.cuda.Event | None"]:

@@ -7,19 +7,21 @@ requests on the device, but one over sizes, where a model mixes them in a call.
 Shapes: B images of a step, of one size, E elements of the C × H × W latents of an image.
 """
 
+import functools
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from noria.config import EngineConfig
-from noria.engine.diffusion.decoding import Decoded, checked, decode, preview
+from noria.engine.diffusion.decoding import Decoded, checked, decode
+from noria.engine.diffusion.device_transfer import to_device
 from noria.engine.diffusion.guided_calls import GuidedCalls, GuidedImage
 from noria.engine.diffusion.image_conditioner import ImageConditioner, encode_images
 from noria.engine.diffusion.image_state import BegunImage, dump_image, load_image, save_image
@@ -30,6 +32,7 @@ from noria.engine.diffusion.noise_streams import NoiseStreams
 from noria.engine.diffusion.preparation import PreparedImageRequest, RequestPreparer, refiner_of
 from noria.engine.diffusion.results import DecodedImage, PreviewPixels
 from noria.engine.diffusion.sizing.slot_count import max_rows
+from noria.engine.diffusion.step_batch import StepBatch
 from noria.engine.diffusion.timing import (
     MAX_ITERATIONS_AHEAD,
     DeviceStopwatch,
@@ -49,8 +52,7 @@ from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ImageState
 from noria.protocol.model_spec import CallChoice
 from noria.protocol.request import ImageRequest
-from noria.sampling.step import init_slot, model_inputs, next_samples, samples, write_samples
-from noria.sampling.tables import fold, window_of
+from noria.sampling.step import init_slot, samples
 from noria.scheduling.types import (
     ImageProgress,
     ItemId,
@@ -63,18 +65,6 @@ from noria.scheduling.types import (
 )
 
 _log = logging.getLogger(__name__)
-
-
-class _StepBatch(NamedTuple):
-    """Images of one size that step, and their inputs of the model."""
-
-    steps: list[Step]
-    prepared: list[PreparedImageRequest]
-    history: torch.Tensor
-    slots_B: torch.Tensor
-    calls_B: torch.Tensor
-    inputs_BCHW: torch.Tensor
-    timesteps: np.ndarray
 
 
 class DiffusionExecutor:
@@ -204,33 +194,29 @@ class DiffusionExecutor:
         failed: dict[ItemId, str] = {}
         began = time.perf_counter()
         self._fill_detector.begin_iteration(began)
-        stopwatch = HostStopwatch() if self.is_synchronous else DeviceStopwatch()
-
-        def run_phase(phase: Phase, action: Callable[[], None], images: list[ItemId]) -> bool:
-            with stopwatch.timing(phase):
-                return self._run_phase(action, images, failed)
-
+        stopwatch, join_s = HostStopwatch() if self.is_synchronous else DeviceStopwatch(), 0.0
+        actions: dict[Phase, Callable[[list[Any]], None]] = {
+            "evictions": self._evict,
+            "encodes": self._encode,
+            "joins": self._join,
+            "steps": functools.partial(self._step, with_thumbnails=with_thumbnails),
+            "decodes": self._decode,
+        }
         with self._grad_mode():
-            evicting = [each.image for each in plan.evictions]
-            if evicting and not run_phase("evictions", lambda: self._evict(plan.evictions), evicting):
-                return IterationResult(failed, "evictions")
-            encoding = [assignment.image.attempt_id for assignment in plan.encodes]
-            beginning = [each.image for each in plan.joins if each.image.attempt_id in encoding]
-            if encoding and not run_phase("encodes", lambda: self._encode(encoding), beginning):
-                return IterationResult(failed, "encodes")
-            joins = [assignment for assignment in plan.joins if assignment.image not in failed]
-            joining = [assignment.image for assignment in joins]
-            if joins and not run_phase("joins", lambda: self._join(joins), joining):
-                return IterationResult(failed, "joins")
-            join_s = time.perf_counter() - began
-            steps = [step for step in plan.steps if step.image not in failed]
-            stepping = [step.image for step in steps]
-            if steps and not run_phase("steps", lambda: self._step(steps, with_thumbnails=with_thumbnails), stepping):
-                return IterationResult(failed, "steps", phase_timings=stopwatch.timings())
-            decodes = [assignment for assignment in plan.decodes if assignment.image not in failed]
-            decoding = [assignment.image for assignment in decodes]
-            if decodes and not run_phase("decodes", lambda: self._decode(decodes), decoding):
-                return IterationResult(failed, "decodes", phase_timings=stopwatch.timings())
+            for phase, action in actions.items():
+                # A plan has a field for each phase.
+                entries = [each for each in getattr(plan, phase) if each.image not in failed]
+                if entries:
+                    images = [each.image for each in entries]
+                    if phase == "encodes":  # all images of their requests that join
+                        encoding = {image.attempt_id for image in images}
+                        images = [each.image for each in plan.joins if each.image.attempt_id in encoding]
+                    with stopwatch.timing(phase):
+                        fits = self._run_phase(functools.partial(action, entries), images, failed)
+                    if not fits:
+                        return IterationResult(failed, phase, phase_timings=stopwatch.timings())
+                if phase == "joins":
+                    join_s = time.perf_counter() - began
             self._run_ahead.wait()
         is_timed = self._fill_detector.end_iteration(time.perf_counter()) or self.is_synchronous
         return IterationResult(failed, is_timed=is_timed, phase_timings=stopwatch.timings(), join_s=join_s)
@@ -267,9 +253,9 @@ class DiffusionExecutor:
         for each in evictions:
             self._masked_images.to_host(each.image)
 
-    def _encode(self, attempt_ids: Sequence[str]) -> None:
+    def _encode(self, assignments: Sequence[SlotAssignment]) -> None:
         batch_size = self.config.decode_batch if self.config.buckets else None
-        encode_images([self._requests[attempt_id] for attempt_id in attempt_ids], self.model, batch_size)
+        encode_images([self._requests[each.image.attempt_id] for each in assignments], self.model, batch_size)
 
     def _join(self, assignments: list[SlotAssignment]) -> None:
         self._return([assignment for assignment in assignments if assignment.image in self._evicted])
@@ -313,11 +299,14 @@ class DiffusionExecutor:
         if upscaling is not None and upscaling.has(steps[0].call):  # so have all, by the batch key
             self._enlarged.make_calls(steps, [self._requests[step.image.attempt_id] for step in steps], self._latents)
             return
-        batches = [self._gather(of_size) for of_size in self._by_size(steps)]
+        batches = [
+            StepBatch.gather(of_size, [self._requests[step.image.attempt_id] for step in of_size], self._latents)
+            for of_size in self._by_size(steps)
+        ]
         stage = self._requests[steps[0].image.attempt_id].stage_of(steps[0].call)  # equal for all, by the batch key
         outputs = self._calls[stage].predict(
             [self._masked_images.with_masks(batch.steps, batch.inputs_BCHW) for batch in batches],
-            batches[0].timesteps if len(batches) == 1 else np.concatenate([batch.timesteps for batch in batches]),
+            np.concatenate([batch.timesteps_B for batch in batches]),
             [self._guided[step.image][step.call] for batch in batches for step in batch.steps],
             [
                 prepared.active_controls(step.call, self.model)
@@ -332,7 +321,14 @@ class DiffusionExecutor:
             previews += self._make_previews(batch, indices, outputs_BCHW)
             if with_thumbnails:
                 thumbnails += self._make_previews(batch, range(len(batch.steps)), outputs_BCHW, THUMBNAIL_MAX_PX)
-        advanced = [self._next_samples(*each) for each in zip(batches, outputs, strict=True)]
+        advanced = [
+            batch.next_samples(
+                outputs_BCHW,
+                self._noise.draw(batch.steps, batch.prepared),
+                self._masked_images.kept(batch.steps, batch.prepared),
+            )
+            for batch, outputs_BCHW in zip(batches, outputs, strict=True)
+        ]
         second = [
             each
             for batch, next_BE in zip(batches, advanced, strict=True)
@@ -340,7 +336,7 @@ class DiffusionExecutor:
         ]
         # These come last: a step that runs out of memory is repeated, unless it has advanced.
         for batch, next_BE in zip(batches, advanced, strict=True):
-            write_samples(batch.history, batch.slots_B, batch.calls_B, next_BE)
+            batch.write(next_BE)
         for step, first_CHW, noise in second:
             init_slot(self._latents.of(first_CHW.shape), step.slot, first_CHW, step.call + 1)
             self._noise[step.image] = noise
@@ -356,44 +352,14 @@ class DiffusionExecutor:
             by_size.setdefault(self._requests[step.image.attempt_id].latent_shape, []).append(step)
         return by_size.values()
 
-    def _gather(self, steps: list[Step]) -> _StepBatch:
-        """Return the model's inputs of images of one size."""
-        prepared = [self._requests[step.image.attempt_id] for step in steps]
-        calls = [step.call for step in steps]
-        shape = prepared[0].shape_at(calls[0])
-        history = self._latents.of(shape)
-        slots_B, calls_B = self._to_device([step.slot for step in steps]), self._to_device(calls)
-        scales_B = self._to_device(
-            np.array([p.table.input_scale[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
-        )
-        inputs_BCHW = model_inputs(history, slots_B, calls_B, scales_B).reshape(-1, *shape)
-        timesteps = np.array([p.table.timesteps[c] for p, c in zip(prepared, calls, strict=True)], np.float32)
-        return _StepBatch(steps, prepared, history, slots_B, calls_B, inputs_BCHW, timesteps)
-
-    def _next_samples(self, batch: _StepBatch, outputs_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the samples [B, E] that follow; writes no sample."""
-        rows = np.stack([p.table.coefficients[s.call] for p, s in zip(batch.prepared, batch.steps, strict=True)])
-        coefficients_BK = self._to_device(fold(rows, window_of(batch.history.shape[1])))
-        noise_BE = self._noise.draw(batch.steps, batch.prepared)
-        kept = self._masked_images.kept(batch.steps, batch.prepared)
-        at = batch.history, batch.slots_B, batch.calls_B
-        return next_samples(*at, outputs_BCHW.flatten(1), noise_BE, coefficients_BK, kept)
-
     def _make_previews(
-        self, batch: _StepBatch, indices: Sequence[int], outputs_BCHW: torch.Tensor, max_px: int | None = None
+        self, batch: StepBatch, indices: Sequence[int], outputs_BCHW: torch.Tensor, max_px: int | None = None
     ) -> list[PreviewPixels]:
         """Previews of the images at `indices` of `batch`; with `max_px`, no side is longer."""
         if not indices or self._safety is not None:
             return []
-        indices, steps, inputs_BCHW = list(indices), batch.steps, batch.inputs_BCHW
-        if len(indices) < len(steps):
-            indices_B = self._to_device(indices)
-            inputs_BCHW, outputs_BCHW = inputs_BCHW[indices_B], outputs_BCHW[indices_B]
-        refiner = self._refiner if batch.prepared[0].stage_of(steps[0].call) else None
-        weights_2B = self._to_device((refiner or self.model).clean_weights(batch.timesteps[indices]))
-        made = preview(inputs_BCHW, outputs_BCHW, weights_2B, self.model.preview_colours, max_px)
-        stepped = [steps[b] for b in indices]
-        return [PreviewPixels(s.image, s.call, *each.size_px, each) for each, s in zip(made, stepped, strict=True)]
+        refiner = self._refiner if batch.prepared[0].stage_of(batch.steps[0].call) else None
+        return batch.previews(indices, outputs_BCHW, refiner or self.model, self.model.preview_colours, max_px)
 
     def _decode(self, assignments: list[SlotAssignment]) -> None:
         prepared = [self._requests[assignment.image.attempt_id] for assignment in assignments]
@@ -407,8 +373,8 @@ class DiffusionExecutor:
         padding = self.config.decode_batch - len(assignments) if self.config.buckets else 0
         slots = [assignment.slot for assignment in assignments] + [assignments[0].slot] * padding
         calls = [p.num_calls for p in prepared] + [prepared[0].num_calls] * padding
-        latents_BCHW = samples(history, self._to_device(slots), self._to_device(calls)).reshape(-1, *shape)
-        decoded = decode(self.model, self._safety, latents_BCHW, len(assignments))
+        latents_BE = samples(history, to_device(slots, history.device), to_device(calls, history.device))
+        decoded = decode(self.model, self._safety, latents_BE.reshape(-1, *shape), len(assignments))
         for assignment, each in zip(assignments, decoded, strict=True):
             self._decoded[assignment.image] = each
             self._masked_images.end(assignment.image)
@@ -416,6 +382,3 @@ class DiffusionExecutor:
     def _log_fields(self, event: str, images: list[ItemId]) -> dict[str, dict[str, object]]:
         ids = sorted({self._requests[image.attempt_id].request.request_id for image in images})
         return fields(event=event, num_images=len(images), request_ids=ids)
-
-    def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
-        return torch.as_tensor(values).to(self.model.device, non_blocking=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from noria.engine.diffusion.device_transfer import to_device
 from noria.engine.diffusion.input_images.controls import ActiveControl
 from noria.engine.diffusion.loras.lora_cache import Adapters
 from noria.engine.diffusion.loras.model_loras import ModelLoras
@@ -70,7 +71,7 @@ class GuidedCalls:
     def __init__(self, model: Denoiser, loras: ModelLoras | None, buckets: Sequence[int]) -> None:
         """Without `loras`, adapters of images have no effect on the calls."""
         self._model, self._loras, self._buckets = model, loras, sorted(buckets)
-        self._rows = CollatedRows()
+        self._rows, self._to_device = CollatedRows(), functools.partial(to_device, device=model.device)
 
     def predict(
         self,
@@ -180,9 +181,6 @@ class GuidedCalls:
 
     def _bucket(self, num_rows: int) -> int:
         return next((bucket for bucket in self._buckets if bucket >= num_rows), num_rows)
-
-    def _to_device(self, values: "list[int] | np.ndarray") -> torch.Tensor:
-        return torch.as_tensor(values).to(self._model.device, non_blocking=True)
 
 
 def _join(uncond_CHW: torch.Tensor, outputs: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

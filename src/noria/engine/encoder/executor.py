@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from noria.engine.encoder.request import PreparedTextRequest, prepare
+from noria.engine.resources.memory import used_memory_bytes
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import InvalidStateError, StateWithBytes
 from noria.engine.runtime import FinishedBatch
@@ -85,8 +85,7 @@ class EncoderExecutor:
 
     def memory_bytes(self) -> int:
         """The resident memory of this process."""
-        resident: int = psutil.Process().memory_info().rss
-        return resident
+        return used_memory_bytes("cpu")
 
     def start(self, plan: BatchPlan, on_done: OnDone) -> None:
         """Execute a batch in its session."""

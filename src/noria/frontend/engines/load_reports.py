@@ -1,4 +1,4 @@
-"""What the ready engines have last reported of their load, and of how they compute their models."""
+"""The load that ready engines have last reported, and how they compute their models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

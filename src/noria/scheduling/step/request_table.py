@@ -3,6 +3,7 @@
 An *evicted* image waits, too: it has had a slot, its state is saved, and it goes on where it was.
 """
 
+import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 
 from noria.scheduling.shares.fair_shares import FairShares
 from noria.scheduling.step.active_request import ActiveRequest
-from noria.scheduling.step.slots import Slots
 from noria.scheduling.step.waiting_queue import WaitingQueue
 from noria.scheduling.types import (
     NO_TIMINGS,
@@ -102,12 +102,13 @@ class RequestTable:
     shares: FairShares = field(
         init=False, default_factory=FairShares
     )  # shares of the clients of images that have turns
-    _slots: Slots = field(init=False)
+    # A heap: the lowest one is taken first, so that used slots stay dense at low load.
+    _free_slots: list[int] = field(init=False)
     _expiries: list[tuple[float, str]] = field(init=False, default_factory=list)  # sorted
     _arrivals: list[tuple[float, str]] = field(init=False, default_factory=list)  # arrivals of waiting requests; sorted
 
     def __post_init__(self) -> None:
-        self._slots = Slots(self.num_slots)
+        self._free_slots = list(range(self.num_slots))
 
     @property
     def num_waiting(self) -> int:
@@ -200,7 +201,7 @@ class RequestTable:
     def assign(self, image: ItemId, now: float) -> None:
         """Give a waiting image a slot; one must be free."""
         active = self._dequeue(image)
-        slot = self._slots.acquire()
+        slot = heapq.heappop(self._free_slots)
         running = self.evicted.pop(image, None)
         if running is None:
             call, batch_size_sum = active.request.progress_of(image.index)
@@ -251,7 +252,7 @@ class RequestTable:
         """Move running images back to the queue, ahead of others with equal keys; those that were evicted are again."""
         for image in reversed(list(images)):
             running = self.running.pop(image)
-            self._slots.release(running.slot)
+            heapq.heappush(self._free_slots, running.slot)
             if running.was_evicted:
                 self.evicted[image] = running
             self._enqueue(running.active, [image.index], is_first=True)
@@ -261,14 +262,15 @@ class RequestTable:
         """Give an image that was evicted the slot again that it has left, which must be free."""
         assert evicted.slot is not None, evicted
         self._dequeue(evicted.image)
-        self._slots.reacquire(evicted.slot)
+        self._free_slots.remove(evicted.slot)
+        heapq.heapify(self._free_slots)
         self.running[evicted.image] = self.evicted.pop(evicted.image)
         self.bump_version()
 
     def complete(self, image: ItemId) -> RunningImage:
         """Remove a running image that was decoded, and free its slot."""
         running = self.running.pop(image)
-        self._slots.release(running.slot)
+        heapq.heappush(self._free_slots, running.slot)
         active = running.active
         active.undecoded.discard(image.index)
         self._leave_shares(active, [image.index])
@@ -292,7 +294,7 @@ class RequestTable:
             active.waiting = []
         for image in active.images:
             if (running := self.running.pop(image, None)) is not None:
-                self._slots.release(running.slot)
+                heapq.heappush(self._free_slots, running.slot)
             if running is not None or self.evicted.pop(image, None) is not None:
                 num_departures += 1
         return active, num_departures

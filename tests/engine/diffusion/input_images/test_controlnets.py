@@ -2,35 +2,39 @@
 
 import functools
 import gc
+import itertools
 
 import diffusers
 import msgspec
-import numpy as np
 import PIL.Image
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import start_images
 import tiny_models
-from generating import difference, final_latents, generate, relative
+from generating import (
+    LATENTS_TOLERANCE,
+    PARITY_TOLERANCE,
+    assert_as_alone,
+    assert_latents_as_alone,
+    difference,
+    final_latents,
+    generate,
+    load,
+    loop_of,
+    relative,
+)
 from lora_files import save_diffusers_lora
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.input_images.controls import ControlImage, call_scales
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader
-from noria.engine.loop import StepLoop
 from noria.errors import ConfigError, ControlNetNotFound, InvalidField, ModelError, QueueFull
 from noria.images import scheduler_names
-from noria.models.catalog import open_model
-from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Control, Lora
-from noria.scheduling.step.scheduler import StepScheduler
-from noria.testing.requests import make_image_request
-from pipelines import run_pipeline, set_scheduler
+from pipelines import open_pipeline, run_pipeline, set_scheduler
+from start_images import mask_of, start_pixels
 
-# As in `test_start_images.py`: two steps of uint8 against the pipelines; as in `test_loras.py`: relative, of latents.
-PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
 NAMES = [each.name for each in scheduler_names.choices_of_family("diffusion")]
 PIPELINES = {
     ("stable-diffusion", "text"): diffusers.StableDiffusionControlNetPipeline,
@@ -40,15 +44,11 @@ PIPELINES = {
     ("stable-diffusion-xl", "image"): diffusers.StableDiffusionXLControlNetImg2ImgPipeline,
     ("stable-diffusion-xl", "mask"): diffusers.StableDiffusionXLControlNetInpaintPipeline,
 }
-WIDTH, HEIGHT = 48, 32
 
 
-def load(folder, controlnets, **settings):
-    torch.set_num_threads(1)
-    spec = open_model(str(folder))
-    settings = {"loras": ()} | settings
-    config = EngineConfig(dtype="float32", slots=16, threads=1, controlnets=tuple(map(str, controlnets)), **settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+def load_with(folder, *controlnets, **settings):
+    settings = {"loras": (), "slots": 16} | settings
+    return load(folder, controlnets=tuple(map(str, controlnets)), **settings)
 
 
 @pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder"])
@@ -57,58 +57,32 @@ def served(request, tmp_path_factory):
     controlnets = [
         tiny_models.save_controlnet(parent / name, folder, seed=k) for k, name in enumerate(["edges", "depth"])
     ]
-    return *load(folder, controlnets), parent
-
-
-def noise_pixels(seed, width=WIDTH, height=HEIGHT):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def start_mask():
-    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
-    mask[HEIGHT // 4 + 1 :, 3 : WIDTH - 5] = 255
-    return mask
+    return *load_with(folder, *controlnets), parent
 
 
 def make_request(number, *controls, **fields):
-    settings = {
-        "prompt": ["a red circle", "a blue square above a green star", "a large ring"][number % 3],
-        "negative_prompt": [None, "", "a black cross"][number % 3],
-        "seed": 500 + number,
-        "width": WIDTH,
-        "height": HEIGHT,
-        "inference_steps": 5,
-        "guidance_scale": [1.0, 5.0][number % 2],
-        "controls": controls,
-    }
-    return make_image_request(f"r{number}", **settings | fields)
+    settings = {"negative_prompt": [None, "", "a black cross"][number % 3], "controls": controls}
+    return start_images.make_request(number, **settings | fields)
 
 
 def control_pixels(request):
     payload = request.payload
-    return [noise_pixels(900 + payload.seed + k, payload.width, payload.height) for k in range(len(payload.controls))]
+    return [start_pixels(payload.width, payload.height, 900 + payload.seed + k) for k in range(len(payload.controls))]
 
 
 def frame(request):
     """The data of a request; None if it has no image."""
-    payload = request.payload
-    parts = [] if payload.strength is None else [noise_pixels(1), *([start_mask()] if payload.has_mask else [])]
-    data = b"".join(each.tobytes() for each in [*parts, *control_pixels(request)])
+    data = b"".join([start_images.frame(request) or b"", *(each.tobytes() for each in control_pixels(request))])
     return memoryview(data) if data else None
 
 
-def generate_all(executor, requests, arrivals=None):
-    return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
+generate_all = functools.partial(generate, frames=frame)
 
 
 @functools.cache  # keeps three for a model: loading one takes three times as long as an image
 def pipeline(spec, parent, kind, *names):
     nets = [diffusers.ControlNetModel.from_pretrained(parent / name) for name in names]
-    pipe = PIPELINES[spec.family, kind].from_pretrained(
-        spec.folder, controlnet=nets if len(nets) > 1 else nets[0], dtype=torch.float32
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return open_pipeline(PIPELINES[spec.family, kind], spec.folder, controlnet=nets if len(nets) > 1 else nets[0])
 
 
 def generate_with_pipeline(spec, parent, request):
@@ -125,9 +99,12 @@ def generate_with_pipeline(spec, parent, request):
     if len(payload.controls) == 1:
         values = {name: value[0] for name, value in values.items()}
     if kind != "text":
-        values |= {"image": PIL.Image.fromarray(noise_pixels(1)), "strength": payload.strength}
+        values |= {
+            "image": PIL.Image.fromarray(start_pixels(payload.width, payload.height)),
+            "strength": payload.strength,
+        }
     if kind == "mask":
-        values |= {"mask_image": PIL.Image.fromarray(start_mask())}
+        values |= {"mask_image": PIL.Image.fromarray(mask_of(request))}
     pipe = pipeline(spec, parent, kind, *(each.name for each in payload.controls))
     is_xl = spec.family == "stable-diffusion-xl"  # whose pipeline leaves steps_offset as the folder has it
     set_scheduler(pipe, request, spec.folder, clip_sample=False, **({} if is_xl else {"steps_offset": 1}))
@@ -162,10 +139,7 @@ def test_prompts_of_lengths_without_a_small_common_multiple_are_steered_as_alone
         make_request(k, *[Control("edges", 0.8)] * (k != 2), prompt=prompt, prompt_syntax="a1111")
         for k, prompt in enumerate(prompts)
     ]
-    together = generate_all(executor, requests)
-    for request in requests:
-        image = generate_all(executor, [request])[request.request_id, 0]
-        assert difference(together[request.request_id, 0], image) <= 1
+    assert_as_alone(executor, requests, frames=frame)
 
 
 @pytest.mark.parametrize("family", ["", "_xl"])
@@ -173,7 +147,7 @@ def test_a_controlnet_of_a_model_for_inpainting_sees_the_latents_alone(family, t
     pipeline = f"StableDiffusion{family[1:].upper()}InpaintPipeline"
     save = getattr(tiny_models, f"save_stable_diffusion{family}")
     folder = save(tmp_path / "model", unet=tiny_models.INPAINTING_UNET, pipeline=pipeline)
-    spec, executor = load(folder, [tiny_models.save_controlnet(tmp_path / "edges", folder, in_channels=4)])
+    spec, executor = load_with(folder, tiny_models.save_controlnet(tmp_path / "edges", folder, in_channels=4))
     controls = [[Control("edges", 0.8)], [], [Control("edges", 1.5, 0.2, 0.7)]]
     requests = [
         make_request(k, *each, strength=[0.6, 0.8, 1.0][k], has_mask=True, scheduler="euler-a")
@@ -209,31 +183,23 @@ def sixteen():
     ]
 
 
-def latents_of(executor, requests, monkeypatch, arrivals=None):
-    frames = {each.request_id: frame(each) for each in requests}
-    return final_latents(executor, requests, monkeypatch, arrivals, frames)
-
-
 def test_sixteen_images_with_and_without_controls_are_in_one_batch_as_each_alone(served, monkeypatch):
     spec, executor, _ = served
-    requests = sixteen()
-    together = latents_of(executor, requests, monkeypatch, [(7 * k) % 5 for k in range(16)])
-    _, bare = load(spec.folder, ())
+    requests, arrivals = sixteen(), [(7 * k) % 5 for k in range(16)]
+    together = assert_latents_as_alone(executor, requests, monkeypatch, arrivals, frame)
+    plain = [
+        msgspec.structs.replace(each, payload=msgspec.structs.replace(each.payload, controls=())) for each in requests
+    ]
+    without = final_latents(load_with(spec.folder)[1], plain, monkeypatch, arrivals, frame)
     for request in requests:
-        alone = latents_of(executor, [request], monkeypatch)[request.request_id]
-        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
-        plain = msgspec.structs.replace(request, payload=msgspec.structs.replace(request.payload, controls=()))
-        without = latents_of(bare, [plain], monkeypatch)[request.request_id]
-        if request.payload.controls:
-            assert relative(together[request.request_id], without) > 1e-3, request
-        else:
-            assert relative(together[request.request_id], without) <= LATENTS_TOLERANCE, request
+        change = relative(together[request.request_id], without[request.request_id])
+        assert change > 1e-3 if request.payload.controls else change <= LATENTS_TOLERANCE, request
 
 
 def test_loras_and_controls_share_a_batch(tiny_folder, tmp_path, monkeypatch):
     edges = tiny_models.save_controlnet(tmp_path / "edges", tiny_folder)
     (tmp_path / "loras").mkdir()
-    _, executor = load(tiny_folder, [edges], loras=(str(tmp_path / "loras"),))
+    _, executor = load_with(tiny_folder, edges, loras=(str(tmp_path / "loras"),))
     file = tmp_path / "loras" / "ink.safetensors"
     save_diffusers_lora(file, executor.model.lora_parts, rank=2, seed=2)
     adapted, steered = {"loras": (Lora("ink", 0.7, digest_of(file)),)}, (Control("edges"),)
@@ -244,22 +210,16 @@ def test_loras_and_controls_share_a_batch(tiny_folder, tmp_path, monkeypatch):
         make_request(2, **same, **adapted),
         make_request(3, **same),
     ]
-    together = latents_of(executor, requests, monkeypatch)
-    for k, request in enumerate(requests):
-        alone = latents_of(executor, [request], monkeypatch)[request.request_id]
-        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
-        for other in requests[:k]:
-            assert relative(together[other.request_id], alone) > 1e-3, (request, other)
+    together = assert_latents_as_alone(executor, requests, monkeypatch, frames=frame)
+    for one, other in itertools.combinations(together.values(), 2):
+        assert relative(one, other) > 1e-3
 
 
 def test_with_padded_rows_they_are_equal_in_every_bit(tiny_folder, tmp_path):
     controlnets = [tiny_models.save_controlnet(tmp_path / name, tiny_folder) for name in ("edges", "depth")]
-    _, executor = load(tiny_folder, controlnets, buckets=(32,))
+    _, executor = load_with(tiny_folder, *controlnets, buckets=(16,))  # 8 slots, guided
     requests = sixteen()[:8]
-    together = generate_all(executor, requests, [(7 * k) % 4 for k in range(8)])
-    for request in requests:
-        for (_, index), pixels in generate_all(executor, [request]).items():
-            assert np.array_equal(pixels, together[request.request_id, index]), request
+    assert_as_alone(executor, requests, [(7 * k) % 4 for k in range(8)], frame, tolerance=0)
 
 
 def test_only_rows_with_a_control_are_computed_and_only_in_its_steps(served, monkeypatch):
@@ -297,14 +257,15 @@ def test_a_control_steers_the_steps_that_diffusers_keeps(start, end, num_calls):
 def test_the_images_of_controls_are_kept_on_the_device_until_the_request_ends(served):
     _, executor, _ = served
     request = make_request(1, Control("edges"), Control("depth"), n=20)
-    loop = StepLoop(StepScheduler(16), executor, lambda _: None, lambda: 0.0)
+    loop, events = loop_of(executor, num_slots=16)
     loop.submit(executor.prepare(request, frame(request)))
     images = list(executor._preparer._start_frames._alive)
-    assert [each.waiting_bytes for each in images] == [HEIGHT * WIDTH * 3] * 2
+    assert [each.waiting_bytes for each in images] == [32 * 48 * 3] * 2
     loop.run_iteration()
     assert [each.waiting_bytes for each in images] == [0, 0]
     loop.cancel("r1")
-    images.clear()
+    for held in (images, events):
+        held.clear()
     gc.collect()
     assert not executor._preparer._start_frames._alive
 
@@ -345,7 +306,7 @@ def test_controls_that_do_not_fit_are_rejected(served, changes, data, error, wor
         served[1].prepare(request, None if data is None else memoryview(data))
 
 
-def test_the_pixels_that_wait_are_bounded(served):
+def test_the_pixels_that_wait_are_bounded():
     request = make_request(1, Control("edges"), strength=0.5)
     reader = StartFrameReader(max_waiting_bytes=20_000)
     held = [reader.read(request.payload, frame(request), (4, 8, 12)) for _ in range(2)]
@@ -364,7 +325,7 @@ def test_a_control_costs_half_of_the_rows_that_it_steers(served):
 
 
 def test_a_family_without_a_unet_has_no_controlnets(tiny_z_image_folder, tiny_folder, tmp_path):
-    _, executor = load(tiny_z_image_folder, [tiny_models.save_controlnet(tmp_path / "edges", tiny_folder)])
+    _, executor = load_with(tiny_z_image_folder, tiny_models.save_controlnet(tmp_path / "edges", tiny_folder))
     request = make_request(1, Control("edges"), scheduler="flow-euler")
     with pytest.raises(ControlNetNotFound, match="it has none; the operator sets"):
         executor.prepare(request, frame(request))
@@ -372,12 +333,12 @@ def test_a_family_without_a_unet_has_no_controlnets(tiny_z_image_folder, tiny_fo
 
 def test_compiled_models_have_none(tiny_folder, tmp_path):
     with pytest.raises(ConfigError, match=r"does not work with engine\.compile"):
-        load(tiny_folder, [tiny_models.save_controlnet(tmp_path / "edges", tiny_folder)], compile=True)
+        load_with(tiny_folder, tiny_models.save_controlnet(tmp_path / "edges", tiny_folder), compile=True)
 
 
 def test_models_of_a_process_share_a_controlnet(served, tmp_path):
     spec, executor, parent = served
-    _, other = load(spec.folder, [parent / "edges"])
+    _, other = load_with(spec.folder, parent / "edges")
     assert other.model.controlnets._parts["edges"] is executor.model.controlnets._parts["edges"]
 
 
@@ -388,11 +349,11 @@ def test_a_controlnet_whose_weights_lack_a_parameter_is_rejected(tiny_folder, tm
     del tensors["controlnet_mid_block.weight"]
     save_file(tensors, file)
     with pytest.raises(ModelError, match=r"1 parameters are missing .* controlnet_mid_block.weight"):
-        load(tiny_folder, [folder])
+        load_with(tiny_folder, folder)
 
 
 def test_pixels_are_scaled_as_diffusers_does(served):
-    pixels = noise_pixels(5)
+    pixels = start_pixels(48, 32, 5)
     theirs = diffusers.image_processor.VaeImageProcessor(do_convert_rgb=True, do_normalize=False)
-    expected = theirs.preprocess(PIL.Image.fromarray(pixels), height=HEIGHT, width=WIDTH)[0]
+    expected = theirs.preprocess(PIL.Image.fromarray(pixels), height=32, width=48)[0]
     assert torch.equal(ControlImage(pixels).on_device(served[1].model), expected)

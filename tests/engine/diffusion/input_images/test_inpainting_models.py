@@ -9,30 +9,34 @@ import torch
 from diffusers import UNet2DConditionModel
 
 import tiny_models
-from generating import difference, final_latents, relative
+from generating import (
+    LATENTS_TOLERANCE,
+    NATURAL_TOLERANCE,
+    PARITY_TOLERANCE,
+    assert_latents_as_alone,
+    difference,
+    final_latents,
+    load,
+    loop_of,
+    relative,
+    run,
+)
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.warmup.calibration import run_warmup_request
-from noria.engine.loop import StepLoop
 from noria.errors import InvalidField, ModelError
 from noria.models.catalog import open_model
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.scheduling.costs import CostModel
-from noria.scheduling.step.scheduler import StepScheduler
 from start_images import (
-    NATURAL_TOLERANCE,
-    PARITY_TOLERANCE,
     SCHEDULERS,
     frame,
     generate_all,
     generate_with_pipeline,
-    load,
     make_request,
     open_pipelines,
 )
-
-LATENTS_TOLERANCE = 1e-5  # relative
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +96,12 @@ def mixed_requests():
     ]
 
 
-def latents_of(executor, requests, monkeypatch, arrivals=None):
-    return final_latents(executor, requests, monkeypatch, arrivals, {each.request_id: frame(each) for each in requests})
-
-
 @pytest.mark.parametrize("served", ["inpainting_folder", "inpainting_xl_folder"], indirect=True)
 def test_each_image_of_a_mixed_batch_is_as_it_is_alone(served, monkeypatch):
     _, executor, pipelines = served
     requests, arrivals = mixed_requests(), [(5 * k) % 9 for k in range(10)]
-    together = latents_of(executor, requests, monkeypatch, arrivals)
+    assert_latents_as_alone(executor, requests, monkeypatch, arrivals, frame)
     images = generate_all(executor, requests, arrivals)
-    for request in requests:
-        alone = latents_of(executor, [request], monkeypatch)
-        assert relative(together[request.request_id], alone[request.request_id]) <= LATENTS_TOLERANCE, request
     for request in requests[:2]:
         theirs = generate_with_pipeline(pipelines, request)
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
@@ -122,7 +119,7 @@ def test_what_is_kept_is_encoded_once_and_the_start_image_only_where_it_is_used(
     monkeypatch.setattr(executor.model, "encode", lambda pixels: counts.append(len(pixels)) or encode(pixels))
     strengths = [1.0, 0.8, 1.0, 0.5]
     requests = [make_request(k, has_mask=True, strength=each, n=2) for k, each in enumerate(strengths)]
-    loop = StepLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
+    loop, _ = loop_of(executor)
     for request in requests:
         loop.submit(executor.prepare(request, frame(request)))
     starts = set(executor._preparer._start_frames._alive)
@@ -132,8 +129,7 @@ def test_what_is_kept_is_encoded_once_and_the_start_image_only_where_it_is_used(
     assert {each.waiting_bytes for each in starts} == {0}
     assert len(executor._masked_images._inputs) == 8
     assert not executor._masked_images._images
-    while loop.scheduler.num_running:
-        loop.run_iteration()
+    run(loop)
     assert not executor._masked_images._inputs
 
 
@@ -164,14 +160,12 @@ def test_loras_share_a_batch_with_images_that_have_none(inpainting_folder, tmp_p
     loras = (Lora("ink", 0.7, digest_of(file)),)
     requests = [make_request(3 * k, strength=0.8, has_mask=True, loras=loras[:k]) for k in range(2)]
     requests += [make_request(6, strength=0.8, has_mask=True, loras=loras, seed=503)]
-    together = latents_of(executor, requests, monkeypatch)
-    _, bare = load(inpainting_folder)
+    together = assert_latents_as_alone(executor, requests, monkeypatch, frames=frame)
+    plain = [make_request(int(each.request_id[1:]), **fields_of(each) | {"loras": ()}) for each in requests]
+    without = final_latents(load(inpainting_folder)[1], plain, monkeypatch, frames=frame)
     for request in requests:
-        alone = latents_of(executor, [request], monkeypatch)[request.request_id]
-        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
-        plain = make_request(int(request.request_id[1:]), **fields_of(request) | {"loras": ()})
-        without = latents_of(bare, [plain], monkeypatch)[request.request_id]
-        assert (relative(alone, without) > 1e-3) == bool(request.payload.loras)
+        change = relative(together[request.request_id], without[request.request_id])
+        assert change > 1e-3 if request.payload.loras else change <= LATENTS_TOLERANCE
 
 
 def test_a_lora_whose_first_layer_takes_the_latents_alone_is_rejected(inpainting_folder, tiny_folder, tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 
 import diffusers
 import msgspec
@@ -11,26 +12,31 @@ import pytest
 import torch
 import transformers
 
-from generating import difference, evicted_image, final_latents, generate, moved_image, relative
+from generating import (
+    PARITY_TOLERANCE,
+    assert_as_alone,
+    assert_latents_as_alone,
+    difference,
+    evicted_image,
+    final_latents,
+    generate,
+    load,
+    moved_image,
+    relative,
+)
 from ip_adapter_files import ENCODER
 from lora_files import save_diffusers_lora
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.errors import ConfigError, InvalidField
 from noria.images.start_image import ImageFiles, RequestImages
-from noria.models.catalog import open_model
-from noria.models.families import FAMILIES
 from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import IpAdapter, Lora
 from noria.testing.requests import make_image_request
-from pipelines import run_pipeline, set_scheduler
+from pipelines import open_pipeline, run_pipeline, set_scheduler
 from tiny_models import save_flux, save_ip_adapters
 from uploads import file_of, photo
 
-# As in `test_controlnets.py`.
-PARITY_TOLERANCE, LATENTS_TOLERANCE = 2, 1e-5
 KINDS = ("plain", "plus", "full")  # all that are saved for a UNet
 PIPELINES = {
     "stable-diffusion": diffusers.StableDiffusionPipeline,
@@ -39,12 +45,9 @@ PIPELINES = {
 }
 
 
-def load(folder, adapters, **settings):
-    torch.set_num_threads(1)
-    spec = open_model(str(folder))
-    settings = {"loras": (), "ip_adapters": () if adapters is None else (str(adapters),)} | settings
-    config = EngineConfig(dtype="float32", slots=16, threads=1, **settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+def load_with(folder, *adapters, **settings):
+    settings = {"loras": (), "slots": 16} | settings
+    return load(folder, ip_adapters=tuple(map(str, adapters)), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def flux_folder(tmp_path_factory):
 def served(request, tmp_path_factory):
     folder = request.getfixturevalue(request.param)
     kinds = ("flux",) if request.param == "flux_folder" else KINDS
-    return *load(folder, save_ip_adapters(tmp_path_factory.mktemp("served") / "models", folder, kinds)), folder
+    return *load_with(folder, save_ip_adapters(tmp_path_factory.mktemp("served") / "models", folder, kinds)), folder
 
 
 def image_of(request):
@@ -96,14 +99,13 @@ def frame(request):
     return memoryview(images.pixels(payload.width, payload.height, None, ip_adapter_px=payload.ip_adapter.image_px))
 
 
-def generate_all(executor, requests, arrivals=None):
-    return generate(executor, requests, arrivals, {each.request_id: frame(each) for each in requests})
+generate_all = functools.partial(generate, frames=frame)
+latents_of = functools.partial(final_latents, frames=frame)
 
 
 @functools.cache  # loading one takes three times as long as an image
 def pipeline(spec, adapters, name):
-    pipe = PIPELINES[spec.family].from_pretrained(spec.folder, dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = open_pipeline(PIPELINES[spec.family], spec.folder)
     of_flux = {
         "image_encoder_pretrained_model_name_or_path": str(adapters / "image_encoder"),
         "image_encoder_dtype": torch.float32,
@@ -156,17 +158,8 @@ def mixed(executor):
     ]
 
 
-def latents_of(executor, requests, monkeypatch, arrivals=None):
-    return final_latents(executor, requests, monkeypatch, arrivals, {each.request_id: frame(each) for each in requests})
-
-
 def test_a_mixed_batch_is_as_each_alone(served, monkeypatch):
-    _, executor, _ = served
-    requests = mixed(executor)
-    together = latents_of(executor, requests, monkeypatch, [(7 * k) % 5 for k in range(12)])
-    for request in requests:
-        alone = latents_of(executor, [request], monkeypatch)[request.request_id]
-        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
+    assert_latents_as_alone(served[1], mixed(served[1]), monkeypatch, [(7 * k) % 5 for k in range(12)], frame)
 
 
 def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served, monkeypatch):
@@ -177,7 +170,7 @@ def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served,
         patch.setattr(executor.model.ip_adapters, "applied", lambda _: contextlib.nullcontext())
         without = latents_of(executor, requests, monkeypatch)
     alone = make_request(executor, 1, prompt="no other image has this", negative_prompt="nor this")
-    bare, same = (latents_of(each, [alone], monkeypatch)["r1"] for each in (load(folder, None)[1], executor))
+    bare, same = (latents_of(each, [alone], monkeypatch)["r1"] for each in (load_with(folder)[1], executor))
     assert torch.equal(bare, same)
     for request in requests:
         adapter, name = request.payload.ip_adapter, request.request_id
@@ -192,12 +185,8 @@ def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served,
 def test_with_padded_rows_they_are_equal_in_every_bit(name, tmp_path, request):
     folder = request.getfixturevalue(name)
     adapters = save_ip_adapters(tmp_path / "models", folder, ("flux",) if name == "flux_folder" else KINDS)
-    _, executor = load(folder, adapters, buckets=(32,))
-    requests = mixed(executor)[:8]
-    together = generate_all(executor, requests, [(7 * k) % 4 for k in range(8)])
-    for request in requests:
-        for (_, index), pixels in generate_all(executor, [request]).items():
-            assert np.array_equal(pixels, together[request.request_id, index]), request
+    _, executor = load_with(folder, adapters, buckets=(32,))
+    assert_as_alone(executor, mixed(executor)[:8], [(7 * k) % 4 for k in range(8)], frame, tolerance=0)
 
 
 def test_moved_and_evicted_images_are_those_of_an_undisturbed_run(served):
@@ -219,7 +208,7 @@ def test_an_image_is_encoded_once_for_its_request_and_with_others_at_once(served
 
 def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
     (tmp_path / "loras").mkdir()
-    _, executor = load(
+    _, executor = load_with(
         tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder), loras=(str(tmp_path / "loras"),)
     )
     file = tmp_path / "loras" / "ink.safetensors"
@@ -230,12 +219,9 @@ def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
         make_request(executor, k, *chosen, **same, **of_lora)
         for k, (chosen, of_lora) in enumerate([(("plain",), adapted), (("plain",), {}), ((), adapted), ((), {})])
     ]
-    together = latents_of(executor, requests, monkeypatch)
-    for k, request in enumerate(requests):
-        alone = latents_of(executor, [request], monkeypatch)[request.request_id]
-        assert relative(together[request.request_id], alone) <= LATENTS_TOLERANCE, request
-        for other in requests[:k]:
-            assert relative(together[other.request_id], alone) > 1e-3, (request, other)
+    together = assert_latents_as_alone(executor, requests, monkeypatch, frames=frame)
+    for one, other in itertools.combinations(together.values(), 2):
+        assert relative(one, other) > 1e-3
 
 
 @pytest.mark.parametrize("attention", ["plain", "sliced"])
@@ -243,7 +229,7 @@ def test_they_are_the_same_with_each_attention(tiny_folder, tmp_path, attention)
     adapters = save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",))
     images = [
         generate_all(executor, [make_request(executor, 1, "plain")])["r1", 0]
-        for executor in (load(tiny_folder, adapters, attention=each)[1] for each in ("sdpa", attention))
+        for executor in (load_with(tiny_folder, adapters, attention=each)[1] for each in ("sdpa", attention))
     ]
     assert difference(*images) <= 1
 
@@ -264,7 +250,7 @@ def test_adapters_that_are_not_loaded_are_rejected(served):
 
 
 def test_another_family_has_none(tiny_z_image_folder, tiny_folder, tmp_path):
-    _, executor = load(tiny_z_image_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)))
+    _, executor = load_with(tiny_z_image_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)))
     request = make_image_request("r", scheduler="flow-euler", ip_adapter=IpAdapter("plain", image_px=32))
     with pytest.raises(InvalidField, match="it has none; the operator sets"):
         executor.prepare(request, memoryview(bytes(3072)))
@@ -272,7 +258,7 @@ def test_another_family_has_none(tiny_z_image_folder, tiny_folder, tmp_path):
 
 def test_compiled_models_have_none(tiny_folder, tmp_path):
     with pytest.raises(ConfigError, match=r"engine\.ip_adapters does not work with engine\.compile"):
-        load(tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)), compile=True)
+        load_with(tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",)), compile=True)
 
 
 def test_the_weights_of_adapters_count_and_their_encoder_once(served):

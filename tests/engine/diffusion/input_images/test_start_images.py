@@ -2,7 +2,6 @@
 
 import gc
 import time
-import warnings
 
 import msgspec
 import numpy as np
@@ -10,7 +9,16 @@ import pytest
 import torch
 
 import tiny_models
-from generating import difference, generate
+from generating import (
+    NATURAL_TOLERANCE,
+    PARITY_TOLERANCE,
+    assert_as_alone,
+    difference,
+    generate,
+    load,
+    loop_of,
+    run,
+)
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents
@@ -20,15 +28,12 @@ from noria.protocol.diffusion import min_strength
 from noria.sampling.noise import NoiseStream
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import ItemId
-from pipelines import set_scheduler
+from pipelines import run_pipeline, set_scheduler
 from start_images import (
-    NATURAL_TOLERANCE,
-    PARITY_TOLERANCE,
     SCHEDULERS,
     frame,
     generate_all,
     generate_with_pipeline,
-    load,
     make_request,
     open_pipelines,
     start_pixels,
@@ -85,12 +90,7 @@ def mixed_requests():
 
 
 def test_an_image_alone_equals_the_image_in_a_batch_of_images_with_and_without_start_images(tiny):
-    _, executor = tiny
-    requests = mixed_requests()
-    together = generate_all(executor, requests, [(5 * k) % 9 for k in range(12)])
-    for request in requests:
-        for (_, index), pixels in generate_all(executor, [request]).items():
-            assert difference(pixels, together[request.request_id, index]) <= NATURAL_TOLERANCE, request
+    assert_as_alone(tiny[1], mixed_requests(), [(5 * k) % 9 for k in range(12)], frame)
 
 
 def test_image_k_of_a_request_begins_with_the_draws_of_seed_plus_k(tiny):
@@ -162,21 +162,13 @@ def test_latents_of_an_image_of_another_size_are_stretched(tiny):
     for k, request in enumerate(requests):
         payload, generator = request.payload, torch.Generator("cpu").manual_seed(request.payload.seed)
         set_scheduler(of_image, request, clip_sample=False, steps_offset=1)
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.inference_mode():
             encoded = executor.model.encode(torch.from_numpy(start_pixels(*payload.start_px, seed=k))[None])
             drawn = torch.randn(encoded.mean_BCHW.shape, generator=generator)
             latents = encoded.mean_BCHW + encoded.deviation_BCHW * drawn
-            (image,) = of_image(
-                prompt=payload.prompt,
-                image=torch.nn.functional.interpolate(latents, (8, 12), mode="bilinear"),
-                strength=payload.strength,
-                num_inference_steps=payload.inference_steps,
-                guidance_scale=payload.guidance_scale,
-                generator=generator,
-                output_type="np",
-            ).images
-        theirs = (image * 255).round().astype(np.uint8)
+            larger = torch.nn.functional.interpolate(latents, (8, 12), mode="bilinear")
+        own = {"width": None, "height": None, "generator": generator}
+        theirs = run_pipeline(of_image, request, image=larger, strength=payload.strength, **own)
         assert difference(together[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
 
 
@@ -229,12 +221,10 @@ def test_start_images_of_one_size_are_encoded_together_a_few_an_iteration(tiny, 
 def test_a_start_image_that_cannot_be_encoded_fails_no_image_beside_it(tiny, monkeypatch):
     _, executor = tiny
     monkeypatch.setattr(executor.model, "encode", lambda _: 1 / 0)
-    ends = []
-    loop = StepLoop(StepScheduler(8), executor, ends.append, lambda: 0.0)
+    loop, ends = loop_of(executor)
     for request in (make_request(1, strength=0.5, n=2), make_request(2, strength=None)):
         loop.submit(executor.prepare(request, frame(request)))
-    while loop.run_iteration() is not None:
-        pass
+    run(loop)
     reasons = {each.prepared.request.request_id: each.event for each in ends if isinstance(each, RequestEnded)}
     assert {name: each.finish_reason.value for name, each in reasons.items()} == {"r1": "failed", "r2": "finished"}
     assert "division by zero" in reasons["r1"].message
@@ -244,7 +234,7 @@ def test_nothing_is_kept_of_what_has_ended(tiny):
     _, executor = tiny
     of_other_tests = set(executor._preparer._start_frames._alive)  # which logged exceptions may hold
     request = make_request(1, strength=0.8, has_mask=True, n=9)
-    loop = StepLoop(StepScheduler(8), executor, lambda _: None, lambda: 0.0)
+    loop, events = loop_of(executor)
     loop.submit(executor.prepare(request, frame(request)))
     (start,) = set(executor._preparer._start_frames._alive) - of_other_tests
     assert start.waiting_bytes == 48 * 32 * 3
@@ -257,6 +247,7 @@ def test_nothing_is_kept_of_what_has_ended(tiny):
     loop.cancel("r1")
     assert not executor._masked_images._images
     del start
+    events.clear()
     gc.collect()
     assert set(executor._preparer._start_frames._alive) <= of_other_tests
 

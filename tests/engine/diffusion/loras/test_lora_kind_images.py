@@ -1,26 +1,15 @@
 """Images with adapters of all kinds, in one batch with plain LoRAs and none: those of a model with merged weights."""
 
 import pytest
-import torch
 
-from generating import difference, generate
+from generating import difference, generate, load
 from lora_files import save_diffusers_lora
 from lycoris_files import merged_weight, save_all_kinds
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.models.catalog import open_model
-from noria.models.families import FAMILIES
 from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 
 TOLERANCE = 2  # parts of 255
-
-
-def load(folder, **settings):
-    torch.set_num_threads(1)
-    spec, config = open_model(str(folder)), EngineConfig(dtype="float32", slots=8, threads=1, **settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
 
 
 @pytest.mark.parametrize("folder_name", ["tiny_folder", "tiny_flux_folder"])

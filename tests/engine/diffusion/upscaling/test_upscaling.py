@@ -1,7 +1,6 @@
 """Pixels that are enlarged between two passes, or of an image that is sent, in the running batch: as by hand."""
 
 import pickle
-import warnings
 
 import diffusers
 import msgspec
@@ -10,7 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from generating import difference, evicted_image, generate, moved_image
+from generating import (
+    NATURAL_TOLERANCE,
+    PARITY_TOLERANCE,
+    assert_as_alone,
+    difference,
+    evicted_image,
+    generate,
+    load,
+    moved_image,
+)
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.upscaling import prepared_upscaling
 from noria.errors import InvalidField, QueueFull
@@ -18,8 +26,8 @@ from noria.models.diffusion.pixel_upscaler import PixelModel
 from noria.models.upscaler_folders import UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler, SecondPass, Upscaling
 from noria.testing.requests import make_image_request
-from pipelines import set_scheduler
-from start_images import NATURAL_TOLERANCE, PARITY_TOLERANCE, load, start_pixels
+from pipelines import open_pipeline, run_pipeline, set_scheduler
+from start_images import start_pixels
 from upscaler_files import esrgan_tensors, save_esrgan
 
 spandrel = pytest.importorskip("spandrel")
@@ -66,32 +74,16 @@ def enlarged_by_hand(file_tensors, pixels, result_px):
 
 
 def two_passes_by_hand(spec, request, enlarge):
-    payload, second = request.payload, request.payload.second_pass
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
-        of_text, of_image = (
-            pipeline.from_pretrained(spec.folder, dtype=torch.float32)
-            for pipeline in (diffusers.StableDiffusionPipeline, diffusers.StableDiffusionImg2ImgPipeline)
-        )
-        for pipe in (of_text, of_image):
-            pipe.set_progress_bar_config(disable=True)
-            set_scheduler(pipe, request, clip_sample=False, steps_offset=1)
-        options = {"prompt": payload.prompt, "guidance_scale": payload.guidance_scale, "output_type": "np"}
-        (first,) = of_text(
-            num_inference_steps=payload.inference_steps,
-            width=payload.width,
-            height=payload.height,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            **options,
-        ).images
-        (image,) = of_image(
-            image=Image.fromarray(enlarge((first * 255).round().astype(np.uint8))),
-            strength=second.strength,
-            num_inference_steps=second.inference_steps,
-            generator=torch.Generator("cpu").manual_seed(payload.seed),
-            **options,
-        ).images
-    return (image * 255).round().astype(np.uint8)
+    second = request.payload.second_pass
+    of_text, of_image = (
+        open_pipeline(each, spec.folder)
+        for each in (diffusers.StableDiffusionPipeline, diffusers.StableDiffusionImg2ImgPipeline)
+    )
+    for pipe in (of_text, of_image):
+        set_scheduler(pipe, request, clip_sample=False, steps_offset=1)
+    larger = Image.fromarray(enlarge(run_pipeline(of_text, request)))
+    own = {"strength": second.strength, "num_inference_steps": second.inference_steps, "width": None, "height": None}
+    return run_pipeline(of_image, request, image=larger, **own)
 
 
 @pytest.mark.parametrize("scheduler", ["ddim", "euler-a", "heun"])
@@ -129,10 +121,7 @@ def test_a_batch_of_all_kinds_has_the_images_of_each_alone(tiny, folder):
         request, pixels = only_enlarged(number, upscaler, size_px, (size_px[0] * 3, size_px[1] * 3))
         requests.append(request)
         frames[request.request_id] = memoryview(pixels.tobytes())
-    together = generate(tiny[1], requests, [(5 * k) % 7 for k in range(len(requests))], frames)
-    for request in requests:
-        for (_, index), pixels in generate(tiny[1], [request], frames=frames).items():
-            assert difference(pixels, together[request.request_id, index]) <= NATURAL_TOLERANCE, request
+    assert_as_alone(tiny[1], requests, [(5 * k) % 7 for k in range(len(requests))], frames)
 
 
 @pytest.mark.parametrize("size_px", [(300, 280), (600, 31), (7, 5)])
