@@ -10,7 +10,7 @@ from noria.config import EngineConfig
 from noria.folders import cache_folder
 from noria.models.catalog import open_model_of
 from noria.models.encoder.onnx_export import export
-from noria.models.encoder.token_rows import image_part
+from noria.models.encoder.tokenizers.token_rows import image_part
 from noria.protocol.text import EncoderModelSpec
 
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"

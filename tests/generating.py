@@ -8,8 +8,8 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady, StepLoop
 from noria.engine.resumption import read_resumption
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.conditioning import collate
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.protocol.messages import Resume
 from noria.scheduling.step.scheduler import StepScheduler

@@ -12,10 +12,10 @@ from typing import Any
 
 from noria.errors import ModelError, short_repr
 from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES, DENSE_PATHS, TASK_FOLDERS
-from noria.models.encoder.tower_config import DOUBLE_TOWERS, TOWERS
+from noria.models.encoder.folders.tower_config import DOUBLE_TOWERS, TOWERS
 from noria.models.family import MASKLESS_ATTENTION, Family, Part
+from noria.models.files.weights import read_object
 from noria.models.foreign_folders import describe_config, describe_folder
-from noria.models.weights import read_object
 
 INDEX_FILES: Mapping[str, tuple[str, ...]] = {
     "model_index.json": ("_class_name",),
@@ -319,7 +319,7 @@ _ROWS = (
         ),
         extra="encoders",
         packages=("tokenizers", "onnxruntime"),
-        inspect_with="noria.models.encoder.encoder_folder:inspect",
+        inspect_with="noria.models.encoder.folders.encoder_folder:inspect",
         load_with="noria.models.encoder.checkpoint:load",
     ),
 )

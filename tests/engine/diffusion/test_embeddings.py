@@ -11,9 +11,9 @@ from generating import difference, generate
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ConfigError, InvalidField
+from noria.models.adapters.embedding_folders import EmbeddingFolders
 from noria.models.catalog import open_model
 from noria.models.diffusion.unet_models import text_embedding
-from noria.models.embedding_folders import EmbeddingFolders
 from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
 

@@ -13,9 +13,9 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.image_state import BegunImage
 from noria.engine.diffusion.loading import load_executor
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady
+from noria.models.adapters.lora_folders import LoraFolders
 from noria.models.catalog import open_model
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import Control, Lora
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request

@@ -19,9 +19,9 @@ from noria.engine.encoder.sessions import load_sessions
 from noria.errors import ModelError
 from noria.frontend.services.texts.scores import scores
 from noria.models.encoder.checkpoint import load
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.reranker_folder import parse_chat_template
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.folders.reranker_folder import parse_chat_template
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec, TokenHead
 
 CONFIG = EngineConfig(encoder_sessions=1, threads=1)

@@ -17,8 +17,8 @@ from noria.engine.encoder.sessions import load_sessions
 from noria.errors import ModelError
 from noria.models.encoder.checkpoint import load
 from noria.models.encoder.experts import ExpertLayer
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 
 CONFIG = EngineConfig(encoder_sessions=1, threads=1)

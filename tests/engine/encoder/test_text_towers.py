@@ -12,8 +12,8 @@ import transformers
 from encoders import TEXTS, change_json, make_tower, open_encoder, open_exported, write_json
 from noria.config import EngineConfig
 from noria.engine.encoder.sessions import load_sessions
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 
 CONFIG = EngineConfig(encoder_sessions=1, threads=1)

@@ -17,11 +17,11 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.warmup.block_warmup import warm_up_blocks
 from noria.errors import ConfigError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.diffusion.block_compilation import compile_blocks, is_hooked
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.model_spec import CallChoice
 

@@ -15,10 +15,10 @@ from noria.engine.diffusion.loras.model_loras import AdaptedPrompt, ModelLoras
 from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
 from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.errors import ConfigError, ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
 REFINER = "stable-diffusion-xl-refiner"  # which is loaded with a model only: `test_refiner.py`

@@ -16,6 +16,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import load_executor
 from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.errors import ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.diffusion import block_quantization, part_loading
 from noria.models.diffusion.block_quantization import denoiser_part
@@ -23,7 +24,6 @@ from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.weight_blocks import blocks_of, choose_streamed
 from noria.models.diffusion.weight_streaming import HostCopies, WeightStreamer, stored_value
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
 REFINER = "stable-diffusion-xl-refiner"  # which is loaded with a model only

@@ -34,9 +34,9 @@ from noria.engine.resources.memory import check_memory, free_memory_bytes, peak_
 from noria.engine.resources.priority import on_one_core, run_apart
 from noria.engine.runtime import LoadedModel, StepRuntime, log_imported
 from noria.errors import ConfigError
+from noria.models.adapters.safety_folders import SafetyFolders
 from noria.models.catalog import have_same_architecture
 from noria.models.families import FAMILIES
-from noria.models.safety_folders import SafetyFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ModelPrecision

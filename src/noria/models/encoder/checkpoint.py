@@ -19,16 +19,16 @@ from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.extras import require
 from noria.models.encoder.architectures import CAUSAL
-from noria.models.encoder.config_files import read_config
-from noria.models.encoder.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.folders.config_files import read_config
+from noria.models.encoder.folders.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.folders.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
+from noria.models.encoder.folders.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
 from noria.models.encoder.image_modules import ImageModule, PatchModule
 from noria.models.encoder.pooling import PaddedTexts, Texts, pool, pool_sparsely
-from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
 from noria.models.encoder.task_adapters import Chosen, add_adapters, read_original
-from noria.models.encoder.token_rows import has_images
-from noria.models.encoder.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
+from noria.models.encoder.tokenizers.token_rows import has_images
 from noria.models.families import FAMILIES
-from noria.models.weights import REDOWNLOAD_HINT, read_object, weight_files
+from noria.models.files.weights import REDOWNLOAD_HINT, read_object, weight_files
 from noria.protocol.text import DenseLayer, EncoderModelSpec, Pooling, Splade, TokenHead
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

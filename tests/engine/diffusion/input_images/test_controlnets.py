@@ -21,9 +21,9 @@ from noria.engine.diffusion.input_images.start_latents import StartFrameReader
 from noria.engine.loop import StepLoop
 from noria.errors import ConfigError, ControlNetNotFound, InvalidField, ModelError, QueueFull
 from noria.images import scheduler_names
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Control, Lora
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request

@@ -8,9 +8,9 @@ from lora_files import save_diffusers_lora
 from lycoris_files import merged_weight, save_all_kinds
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 

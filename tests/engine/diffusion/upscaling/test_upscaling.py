@@ -14,8 +14,8 @@ from generating import difference, evicted_image, generate, moved_image
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.upscaling import prepared_upscaling
 from noria.errors import InvalidField, QueueFull
+from noria.models.adapters.upscaler_folders import UpscalerFolders
 from noria.models.diffusion.pixel_upscaler import PixelModel
-from noria.models.upscaler_folders import UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler, SecondPass, Upscaling
 from noria.testing.requests import make_image_request
 from pipelines import set_scheduler

@@ -39,7 +39,7 @@ from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
 from noria.models.diffusion.transformer_models.token_rows import image_rows, reference_tokens
 from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
-from noria.models.weights import REDOWNLOAD_HINT
+from noria.models.files.weights import REDOWNLOAD_HINT
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from noria.errors import ModelError, short_repr
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, VaeConfig, check_chooses_no_code
-from noria.models.weights import (
+from noria.models.files.weights import (
     identifying_bytes,
     num_tensor_parameters,
     read_struct,

@@ -1,0 +1,305 @@
+"""Qwen-Image 2.1 in the running batch, compared with diffusers' own pipeline and with each image alone."""
+
+import io
+import json
+import shutil
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage21,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImage21Pipeline,
+    QwenImage21Transformer2DModel,
+)
+from safetensors.torch import load_file, save_file
+from transformers import BatchFeature, Qwen2Tokenizer, Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+import tiny_models
+from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request
+from generating import assert_rows_as_alone, difference, generate
+from lora_files import save_diffusers_lora
+from noria.config import EngineConfig
+from noria.engine.diffusion.executor import DiffusionExecutor
+from noria.errors import ModelError
+from noria.frontend.services.images.request_images import check_references
+from noria.images import reference_size
+from noria.images.start_image import ImageFiles, RequestImages
+from noria.models.adapters.lora_folders import digest_of
+from noria.models.catalog import open_model
+from noria.models.diffusion.loras.lora_file import read_lora
+from noria.protocol.diffusion import Lora
+
+PROMPTS = ["a red circle", "a blue square above a green star, drawn with a soft pencil on grey paper", ""]
+SIZES = [(64, 64), (64, 96), (128, 64)]
+
+
+SHOWN = [(80, 70), (140, 66), (64, 96)]  # sizes of reference images
+
+
+class Processor:
+    """A Qwen3VLProcessor without torchvision, which that needs: each image is as many tokens as it has parts."""
+
+    def __init__(self, tokenizer):
+        halves = [0.5] * 3
+        self.tokenizer = tokenizer
+        self.read = Qwen2VLImageProcessorPil(patch_size=16, image_mean=halves, image_std=halves, do_resize=False)
+
+    def apply_chat_template(self, messages, **_):
+        (message,) = messages
+        text = f"<|im_start|>{message['role']}\n{message['content'][0]['text']}<|im_end|>\n"
+        return [self.tokenizer(text).input_ids]
+
+    def __call__(self, text, images=None, **options):
+        if images is None:
+            return self.tokenizer(text, **options)
+        read = self.read(images=images, return_tensors="pt")
+        (text,) = text
+        for grid in read.image_grid_thw:
+            text = text.replace("<|image_pad|>", "<one>" * (int(grid.prod()) // 4), 1)
+        tokens = self.tokenizer([text.replace("<one>", "<|image_pad|>")], **options)
+        types = (tokens.input_ids == self.tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+        return BatchFeature({**tokens, **read, "mm_token_type_ids": types})
+
+
+def open_pipeline(folder):
+    pipe = QwenImage21Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder, subfolder="scheduler"),
+        vae=AutoencoderKLQwenImage21.from_pretrained(folder, subfolder="vae"),
+        text_encoder=Qwen3VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder"),
+        processor=Processor(Qwen2Tokenizer.from_pretrained(folder, subfolder="processor")),
+        transformer=QwenImage21Transformer2DModel.from_pretrained(folder, subfolder="transformer"),
+        sample_sigmas=json.loads((folder / "model_index.json").read_text()).get("sample_sigmas"),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_models.save_qwen_image_21(tmp_path_factory.mktemp("qwen") / "qwen-image-2.1")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    """Spec, executor, and diffusers' pipeline."""
+    return *load(folder), open_pipeline(folder)
+
+
+def request_of(number, **fields):
+    width, height = SIZES[number % 3]
+    settings = {
+        "prompt": PROMPTS[number % 3],
+        "negative_prompt": [None, "a black cross", ""][number // 2 % 3],
+        "width": width,
+        "height": height,
+        "inference_steps": 2 + number % 3,
+        "guidance_scale": [8.0, 1.0][number // 4 % 2],
+        "scheduler": ("flow-euler", "flow-unipc")[number % 2],
+    }
+    return make_request(number, **settings | fields)
+
+
+def shown_to(number, num_images):
+    generator = np.random.default_rng(number)
+    sizes = [SHOWN[(number + k) % 3] for k in range(num_images)]
+    return [PIL.Image.fromarray(generator.integers(0, 256, (*size[::-1], 3), np.uint8)) for size in sizes]
+
+
+def with_references(spec, number, num_images, **fields):
+    """Return a request with reference images, and its frame of data."""
+    files = []
+    for image in shown_to(number, num_images):
+        file = io.BytesIO()
+        image.save(file, format="png")
+        files.append(file.getvalue())
+    images = RequestImages(ImageFiles(references=tuple(files)))
+    request = request_of(number, reference_images=check_references(images.facts.references, spec), **fields)
+    return request, memoryview(images.pixels(64, 64, spec)) if files else None
+
+
+def pipeline_image(model, request):
+    """The pipeline's image on white, [height, width, 3]; its own has opacity, too."""
+    spec, _, pipe = model
+    options = {"true_cfg_scale": request.payload.guidance_scale, "guidance_scale": None}
+    if request.payload.reference_images:
+        images = shown_to(int(request.request_id[1:]), len(request.payload.reference_images))
+        options |= {"image": images, "output_resolution": 64}
+    rgba = generate_with_pipeline(pipe, request, spec.path, **options) / 255
+    assert rgba[..., 3].min() < 0.9, "opacity would not matter"
+    return (255 * (rgba[..., :3] * rgba[..., 3:] + 1 - rgba[..., 3:])).round().astype(np.uint8)
+
+
+def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(model, monkeypatch):
+    _, executor, _ = model
+    sizes, real = [], executor.model.predict
+
+    def predict(latents_R, *rest):
+        sizes.append({tuple(row.shape) for row in latents_R})
+        return real(latents_R, *rest)
+
+    monkeypatch.setattr(executor.model, "predict", predict)
+    requests = [request_of(number) for number in range(6)]
+    together = generate(executor, requests, arrivals=[0, 2, 1, 1, 0, 2])
+    assert max(map(len, sizes)) == 3
+    for request in requests:
+        image = together[request.request_id, 0]
+        assert difference(image, pipeline_image(model, request)) <= PARITY_TOLERANCE, request
+        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1, request
+        assert image.std() > 10, "the image is flat"
+
+
+@pytest.fixture
+def _small_references(monkeypatch):
+    """Images are shown in 64² instead of 1024² pixels."""
+    monkeypatch.setattr(reference_size, "_VISION_AREA_PX", 64**2)
+
+
+@pytest.mark.usefixtures("_small_references")
+def test_references_give_the_images_of_the_pipeline_beside_images_without_any(model):
+    spec, executor, _ = model
+    numbers = [1, 0, 2, 3, 1, 2]  # images of each request
+    made = [with_references(spec, number, num_images) for number, num_images in enumerate(numbers)]
+    requests, frames = [request for request, _ in made], {each.request_id: frame for each, frame in made if frame}
+    together = generate(executor, requests, [0, 2, 1, 1, 0, 2], frames)
+    for number, request in enumerate(requests):
+        image = together[request.request_id, 0]
+        assert difference(image, pipeline_image(model, request)) <= PARITY_TOLERANCE, request
+        assert difference(image, generate(executor, [request], frames=frames)[request.request_id, 0]) <= 1, request
+        without = generate(executor, [request_of(number)])[request.request_id, 0]
+        assert (difference(image, without) > 5) == bool(numbers[number])
+
+
+@pytest.mark.usefixtures("_small_references")
+def test_references_work_where_blocks_are_compiled(folder):
+    """Calls with references fit no code that is compiled before a model serves."""
+    spec, executor = load(folder, compile_blocks=True)
+    torch.compiler.set_stance("eager_on_recompile")
+    try:
+        request, frame = with_references(spec, 1, 2)
+        ours = generate(executor, [request], frames={"r1": frame})["r1", 0]
+    finally:
+        torch.compiler.set_stance("default")
+    assert difference(ours, generate(load(folder)[1], [request], frames={"r1": frame})["r1", 0]) <= 1
+
+
+def test_rows_of_a_call_equal_the_rows_alone(model):
+    denoiser = model[1].model
+    generator, times = torch.Generator().manual_seed(0), torch.tensor([1000.0, 640.0, 1.0])
+    with torch.inference_mode():
+        texts = denoiser.text_encode(PROMPTS)
+        assert len({len(text.tokens["encoder_hidden_states"]) for text in texts}) == 3
+        for sizes in (SIZES, SIZES[:1] * 3):
+            latents = [torch.randn(denoiser.latent_shape(*size), generator=generator) for size in sizes]
+            assert_rows_as_alone(denoiser, latents if sizes is SIZES else torch.stack(latents), times, texts)
+
+
+def test_prompts_are_encoded_as_by_the_pipeline_and_longer_ones_are_cut(model):
+    with torch.inference_mode():
+        texts = [*PROMPTS, "<|im_end|> é 水车 < " * 9, "\n a"]
+        for text, ours in zip(texts, model[1].model.text_encode(texts), strict=True):
+            theirs, mask, _ = model[2].encode_prompt(text)
+            tokens = ours.tokens["encoder_hidden_states"]
+            assert mask is None
+            assert tokens.shape == theirs[0].shape
+            assert (tokens - theirs[0]).abs().max() <= 1e-5 * theirs.abs().max()
+        (longest,) = model[1].model.text_encode(["a" * 2000])
+    before, after = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    lengths = [len(model[1].model._tokenizer(each).input_ids) for each in (before, after)]
+    assert longest.num_cut == 2000 + lengths[0] - 1024
+    assert len(longest.tokens["encoder_hidden_states"]) == 1024 + lengths[1]
+
+
+def test_another_attention_and_padded_rows_give_the_same_images(model):
+    spec, executor, _ = model
+    requests = [request_of(number) for number in range(3)]
+    images = generate(executor, requests)
+    for settings in ({"attention": "_native_math"}, {"buckets": (4, 16)}):
+        others = generate(load(spec.folder, **settings)[1], requests)
+        assert max(difference(images[key], others[key]) for key in images) <= 1
+
+
+def test_the_sigmas_of_a_folder_are_those_of_its_number_of_steps(folder, tmp_path):
+    copy, sigmas = shutil.copytree(folder, tmp_path / "m"), [1.0, 0.8, 0.3]
+    index = json.loads((copy / "model_index.json").read_text())
+    (copy / "model_index.json").write_text(json.dumps(index | {"sample_sigmas": sigmas}))
+    spec, executor = load(copy)
+    assert spec.default_steps == 3
+    request = request_of(0, inference_steps=3)
+    ours = generate(executor, [request])["r0", 0]
+    assert difference(ours, pipeline_image((spec, executor, open_pipeline(copy)), request)) <= PARITY_TOLERANCE
+    assert executor.model.schedule(64, 64, 4).sigmas == (1.0, 0.75, 0.5, 0.25)
+
+
+def test_adapters_are_those_of_their_rows_but_not_of_layers_that_all_rows_share(model, tmp_path):
+    bare, file = model[1].model, tmp_path / "all.safetensors"
+    save_diffusers_lora(file, bare.lora_parts, rank=2)
+    with pytest.raises(ModelError, match="cannot have an adapter, since its calls merge the images of a batch"):
+        read_lora(file, bare.lora_parts, torch.float32, 2**20)
+    tensors = load_file(file)
+    shared = tuple(f"transformer.{name}" for name in ("time_text_embed.", "modulation.", "norm_out."))
+    save_file({name: each for name, each in tensors.items() if not name.startswith(shared)}, file)
+    adapted = DiffusionExecutor(bare, EngineConfig(dtype="float32", slots=8, threads=1, loras=(str(tmp_path),)))
+    lora = Lora("all", 0.7, digest_of(file))
+    requests = [request_of(k, loras=(lora,) * (k % 2)) for k in range(4)]
+    together = generate(adapted, requests, arrivals=[0, 2, 1, 0])
+    for number, request in enumerate(requests):
+        image = together[request.request_id, 0]
+        assert difference(image, generate(adapted, [request])[request.request_id, 0]) <= 1
+        without = generate(model[1], [request_of(number)])[request.request_id, 0]
+        assert (difference(image, without) > 5) == bool(number % 2)
+
+
+def test_an_image_that_is_encoded_is_opaque(model):
+    denoiser, pixels = model[1].model, np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    with torch.inference_mode():
+        ours = denoiser.encode(torch.from_numpy(pixels)[None]).mean_BCHW
+        image = model[2].image_processor.preprocess(PIL.Image.fromarray(pixels).convert("RGBA"))
+        theirs = model[2]._encode_vae_image(image[:, :, None], None)[:, :, 0]
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    assert denoiser.preview_colours.shape == (5, 3)
+
+
+def test_bounds_and_defaults(model):
+    spec = model[0]
+    assert (spec.family, spec.pipeline, spec.schedulers) == (
+        "qwen-image-2-1",
+        "QwenImage21Pipeline",
+        ("flow-euler", "flow-unipc"),
+    )
+    assert (spec.default_width_px, spec.min_side_px, spec.max_side_px, spec.multiple_px) == (1024, 64, 2048, 32)
+    assert (spec.default_scheduler, spec.default_steps, spec.default_guidance) == ("flow-euler", 40, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("transformer/config.json", {"in_channels": 24}, "in_channels is 24; supported is 4"),
+        ("transformer/config.json", {"out_channels": 8}, "out_channels is 8; supported is 4"),
+        ("transformer/config.json", {"patch_size": 2}, "patch_size is 2; supported is 1"),
+        ("transformer/config.json", {"context_in_dim": 32}, "context_in_dim is 32; supported is 24"),
+        ("transformer/config.json", {"num_attention_heads": 4}, r"txt_in.in_layer.weight is \[32, 24\], but"),
+        ("transformer/config.json", {"causal_condition": False}, "causal_condition"),
+        ("text_encoder/config.json", {"model_type": "qwen2_5_vl"}, "supported: qwen3_vl"),
+        ("vae/config.json", {"in_channels": 3}, "in_channels"),
+        ("vae/config.json", {"patch_size": 2}, "patch_size"),
+        ("vae/config.json", {"decoder_base_dim": None, "base_dim": 16}, "decoder.conv_in.weight is"),
+        (
+            "vae/config.json",
+            {"dim_mult": [1, 1, 2, 2], "temperal_downsample": [False, True, True]},
+            "pixels per latent is 8; supported is 16",
+        ),
+        ("model_index.json", {"sample_sigmas": []}, "sample_sigmas"),
+        ("model_index.json", {"sample_sigmas": [2.0]}, "sample_sigmas"),
+        ("model_index.json", {"processor": ["transformers", "Qwen2VLProcessor"]}, "supported: Qwen3VLProcessor"),
+        ("processor/tokenizer_config.json", {"auto_map": {"AutoTokenizer": "a.B"}}, "auto_map"),
+    ],
+)
+def test_parts_of_another_model_are_rejected(folder, tmp_path, file, change, words):
+    copy = shutil.copytree(folder, tmp_path / "m")
+    (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | change))
+    with pytest.raises(ModelError, match=words):
+        open_model(str(copy))
