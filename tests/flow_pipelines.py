@@ -19,12 +19,12 @@ PARITY_TOLERANCE = 2
 PROMPTS = ["a red circle", "a blue square", "red red red"]
 
 
-def load(folder, **settings):
-    """Return a folder's spec and executor, in float32 on the CPU."""
+def load(folder, device="cpu", **settings):
+    """Return a folder's spec and executor, in float32."""
     torch.set_num_threads(1)
     spec = open_model(str(folder))
     config = EngineConfig(**{"dtype": "float32", "slots": 8, "threads": 1} | settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
 
 
 def open_pipeline(folder):
@@ -58,5 +58,23 @@ def make_request(number, **fields):
 
 def generate_with_pipeline(pipe, request, folder=None, **options):
     """The image of diffusers' own loop, [height, width, 3]; the scheduler's settings are those of `folder`."""
-    set_scheduler(pipe, request, folder)
-    return run_pipeline(pipe, request, **options)
+    name = type(pipe).__name__
+    set_scheduler(pipe, request, folder, **({"clip_sample": False} if name.startswith("PixArt") else {}))
+    return run_pipeline(pipe, request, **_options_of(name, pipe, request) | options)
+
+
+def _options_of(name, pipe, request):
+    """The options of a pipeline with which it computes what a request asks for."""
+    payload = request.payload
+    if name.startswith("QwenImage"):
+        return {"true_cfg_scale": payload.guidance_scale, "guidance_scale": None}
+    if name.startswith(("Sana", "PixArt")):
+        exact = {"clean_caption": False, "use_resolution_binning": False}
+        return {"negative_prompt": payload.negative_prompt or "", **exact}
+    if not name.startswith("Flux2"):
+        return {}
+    if payload.negative_prompt is None or name == "Flux2Pipeline":  # which takes no negative prompt
+        return {"negative_prompt": None}
+    with torch.inference_mode():
+        embeds, *_ = pipe.encode_prompt(payload.negative_prompt)
+    return {"negative_prompt": None, "negative_prompt_embeds": embeds}

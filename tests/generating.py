@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+import torch
 
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
@@ -51,18 +52,23 @@ def difference(a, b):
 
 def assert_rows_as_alone(denoiser, latents, times, texts, min_change=1e-3):
     """Each row of a call is as alone, and changes with the text of another row."""
-    together = denoiser.predict(latents, times, collate(texts), None)
+    scales = torch.arange(len(texts), device=times.device) * 3.0 if denoiser.guidance.embedded else None
+    together = denoiser.predict(latents, times, collate(texts), scales)
     for k in range(len(texts)):
-        row, time = latents[k][None], times[k : k + 1]
-        alone = denoiser.predict(row, time, collate(texts[k : k + 1]), None)[0]
+        row, time, scale = latents[k][None], times[k : k + 1], None if scales is None else scales[k : k + 1]
+        alone = denoiser.predict(row, time, collate(texts[k : k + 1]), scale)[0]
+        assert together[k].shape == alone.shape
         assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
-        other = denoiser.predict(row, time, collate([texts[k - 1]]), None)[0]
+        other = denoiser.predict(row, time, collate([texts[k - 1]]), scale)[0]
         assert (other - alone).abs().max() > min_change * alone.abs().max()
 
 
-def assert_adapter_changes_its_image_alone(bare, make_request, folder):
-    """An adapter of all layers, written into `folder`, changes the images that name it, in a batch with others."""
-    save_diffusers_lora(folder / "all.safetensors", bare.model.lora_parts, rank=2)
+def assert_adapter_changes_its_image_alone(bare, make_request, folder, *endings):
+    """An adapter of all layers that end so, written into `folder`, changes the images that name it, beside others.
+
+    Returns the images of a batch, of which the second and the fourth name it.
+    """
+    save_diffusers_lora(folder / "all.safetensors", bare.model.lora_parts, *endings, rank=2)
     config = EngineConfig(dtype="float32", slots=8, threads=1, loras=(str(folder),))
     executor = DiffusionExecutor(bare.model, config)
     lora = Lora("all", 0.7, digest_of(folder / "all.safetensors"))
@@ -73,6 +79,7 @@ def assert_adapter_changes_its_image_alone(bare, make_request, folder):
         assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1
         without = generate(bare, [make_request(number)])[request.request_id, 0]
         assert (difference(image, without) > 5) if number % 2 else difference(image, without) <= 1
+    return together
 
 
 def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):

@@ -5,7 +5,7 @@ import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, PROMPTS, generate_with_pipeline, load, make_request, open_pipeline
+from flow_pipelines import PROMPTS, load, make_request
 from generating import difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
@@ -31,20 +31,6 @@ def executor(folder):
     return load(folder)[1]
 
 
-def test_rows_of_a_call_of_several_sizes_equal_the_rows_alone(executor):
-    model, generator = executor.model, torch.Generator().manual_seed(0)
-    scales, times = torch.tensor([0.0, 3.5, 9.0, 2.0]), torch.tensor([999.0, 640.0, 333.0, 3.0])
-    with torch.inference_mode():
-        texts = model.text_encode([*PROMPTS, "green"])
-        latents = [torch.randn(model.latent_shape(*size), generator=generator) for size in SIZES]
-        together = model.predict(latents, times, collate(texts), scales)
-        for k in range(4):
-            row = slice(k, k + 1)
-            alone = model.predict(latents[k][None], times[row], collate(texts[row]), scales[row])[0]
-            assert together[k].shape == alone.shape
-            assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
-
-
 def test_a_call_of_one_size_is_that_of_diffusers_in_every_bit(executor):
     model, rows = executor.model, torch.randn(2, *executor.model.latent_shape(40, 56))
     times, scales = torch.tensor([900.0, 12.0]), torch.tensor([3.5, 1.0])
@@ -65,26 +51,6 @@ def test_a_call_of_one_size_is_that_of_diffusers_in_every_bit(executor):
         )
         transformer.pos_embed = own
     assert torch.equal(ours, from_tokens(theirs, 14, 10))
-
-
-def test_late_joiners_of_a_batch_of_several_sizes_give_the_images_of_the_pipeline(folder, executor, monkeypatch):
-    sizes, real = [], executor.model.predict
-
-    def predict(latents_R, *rest):
-        sizes.append({tuple(row.shape) for row in latents_R})
-        return real(latents_R, *rest)
-
-    monkeypatch.setattr(executor.model, "predict", predict)
-    requests = [
-        make_request(k, inference_steps=3 + k, width=SIZES[k % 4][0], height=SIZES[k % 4][1], guidance_scale=k)
-        for k in range(6)
-    ]
-    together = generate(executor, requests, arrivals=[(5 * k) % 4 for k in range(6)])
-    assert max(map(len, sizes)) == 4, "no call had all sizes"
-    pipe = open_pipeline(folder)
-    for request in requests:
-        image = together[request.request_id, 0]
-        assert difference(image, generate_with_pipeline(pipe, request)) <= PARITY_TOLERANCE, request
 
 
 def test_adapters_are_those_of_their_rows_in_a_call_of_several_sizes(executor, tmp_path):
