@@ -68,7 +68,7 @@ def test_entries_that_no_model_can_use_are_rejected(
     for entries, models, words in (
         (["missing"], [xl], "'missing' is not a folder. Entries are FOLDER, MODEL=FOLDER or hf://ORG/NAME"),
         ([str(refiner)], [stable_diffusion], f"fits no model of this server: {stable_diffusion.name} is not of SDXL"),
-        ([f"other={refiner}"], [xl], "fits no model of this server: other is not served"),
+        ([f"other={refiner}"], [xl], "is for other, but the image models of this server are: "),
         ([str(refiner), str(second)], [xl], f"both for {xl.name}, which can have one. Say which with MODEL=FOLDER"),
     ):
         with pytest.raises(ConfigError, match=words):

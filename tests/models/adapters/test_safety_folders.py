@@ -94,7 +94,7 @@ def test_a_bad_folder_is_one_sentence_at_the_start(
     ("entries", "labels", "error", "words"),
     [
         (("/nowhere",), ("nsfw",), ConfigError, "'/nowhere' is not a folder"),
-        (("other={}",), ("nsfw",), ConfigError, "is for 'other'; the image models of this server are: tiny"),
+        (("other={}",), ("nsfw",), ConfigError, "is for other, but the image models of this server are: tiny"),
         (("{}", "{}"), ("nsfw",), ConfigError, "both for all image models; a model has one classifier"),
         (("{}",), ("nsfw", "porn"), ConfigError, "'porn', which is no label of the classifiers: they have 'drawing'"),
         (("{}",), (), ModelError, "labels are .*; safety_labels names none of them .it is empty"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from noria.errors import ConfigError, ControlNetNotFound, short_list, short_repr
+from noria.errors import ControlNetNotFound, short_list, short_repr
 from noria.models.adapters.folder_entries import FolderEntries
 from noria.models.diffusion.folders.unet_models.controlnet_folder import ControlNetFolder, inspect, misfit
 from noria.protocol.diffusion import Control, DiffusionModelSpec
@@ -34,24 +34,10 @@ class ControlNetFolders(FolderEntries):
             ModelError: what is in it is damaged or not supported.
         """
         self.check_folders()
-        specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
         for only_for, folder in self._folders:
             controlnet = _inspect(folder)
-            misfits = {
-                spec.name: misfit(controlnet, spec) for spec in specs if only_for is None or spec.name == only_for
-            }
-            if not misfits:
-                served = ", ".join(spec.name for spec in specs) or "none"
-                raise ConfigError(
-                    f"engine.controlnets: {str(folder)!r} is for {only_for or 'image models'}, but the image models of "
-                    f"this server are: {served}."
-                )
-            if all(misfits.values()):
-                raise ConfigError(
-                    f"engine.controlnets: {str(folder)!r} fits no model of this server: "
-                    f"{'; '.join(str(reason) for reason in misfits.values())}. Remove it, or serve the model that it "
-                    "was trained with."
-                )
+            misfits = [misfit(controlnet, spec) for spec in self._served(only_for, folder, models)]
+            self._check_fits(folder, misfits, "the model that it was trained with")
 
     def for_model(self, spec: DiffusionModelSpec) -> Mapping[str, ControlNetFolder]:
         """Return the ControlNets for a model by name, in the order of names; of equal names, the first folder's.

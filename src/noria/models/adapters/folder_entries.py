@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError
+from noria.errors import ConfigError, short_list
+from noria.protocol.diffusion import DiffusionModelSpec
+from noria.protocol.kinds import AnyModelSpec
 
 
 class FolderEntries:
@@ -31,6 +33,27 @@ class FolderEntries:
         for _, folder in self._folders:
             if not folder.is_dir():
                 raise ConfigError(f"engine.{self.setting}: {str(folder)!r} is not a folder. Entries are {self.forms}.")
+
+    def _served(
+        self, only_for: str | None, entry: pathlib.Path, models: Sequence[AnyModelSpec]
+    ) -> list[DiffusionModelSpec]:
+        """Return the image models that an entry is for. Raises ConfigError: none of them is served."""
+        specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
+        wanted = [spec for spec in specs if only_for in (None, spec.name)]
+        if not wanted:
+            raise ConfigError(
+                f"engine.{self.setting}: {str(entry)!r} is for {only_for or 'image models'}, but the image models of "
+                f"this server are: {short_list([spec.name for spec in specs]) or 'none'}."
+            )
+        return wanted
+
+    def _check_fits(self, entry: pathlib.Path, misfits: Sequence[str | None], advice: str) -> None:
+        """Raise ConfigError if an entry fits no model; `misfits` say why for each, and `advice` what to serve."""
+        if all(misfits):
+            raise ConfigError(
+                f"engine.{self.setting}: {str(entry)!r} fits no model of this server: "
+                f"{'; '.join(str(reason) for reason in misfits)}. Remove it, or serve {advice}."
+            )
 
     def _folders_of(self, model: str) -> list[pathlib.Path]:
         return [folder for only_for, folder in self._folders if only_for in (None, model) and folder.is_dir()]

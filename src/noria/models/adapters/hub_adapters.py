@@ -20,11 +20,8 @@ from noria.models.diffusion.single_file.checkpoint_header import SUFFIX
 from noria.models.location import HUB_FILE, hub_error, locate
 
 _SCHEME = "hf://"
-_LORA = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+\.safetensors))?(?:@([\w./-]+))?", re.ASCII)
-_REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?", re.ASCII)
-_REFINER = re.compile(r"([\w.-]+)/([\w.-]+)", re.ASCII)
-_IP_ADAPTER = re.compile(r"([\w.-]+)/([\w.-]+)/([\w./-]+\.safetensors)(?:@([\w./-]+))?", re.ASCII)
-_ENCODER = re.compile(r"([\w.-]+)/([\w.-]+)(?:/([\w./-]+))?(?:@([\w./-]+))?", re.ASCII)
+_NAME, _REVISION = r"(?P<org>[\w.-]+)/(?P<name>[\w.-]+)", r"(?:@(?P<revision>[\w./-]+))?"
+_FILE, _FOLDER = r"/(?P<file>[\w./-]+\.safetensors)", r"(?:/(?P<folder>[\w./-]+))?"
 _STEM = "diffusion_pytorch_model"
 _SAFETENSORS = (".safetensors", "-*.safetensors", ".safetensors.index.json")
 _CONTROLNET_FILES = ["config.json", *(f"{_STEM}{end}" for end in _SAFETENSORS)]
@@ -84,76 +81,85 @@ def _local_entry(
     return f"{model}={folder}" if model else str(folder)
 
 
-def _match(pattern: re.Pattern[str], source: str, setting: str, what: str, form: str) -> re.Match[str]:
-    match = pattern.fullmatch(source.removeprefix(_SCHEME))
-    if match is None:
-        raise ConfigError(f"{setting}: {short_repr(source)} names no {what} of the hub. The form is {form}.")
-    return match
+class _Source:
+    """An entry of the hub: a repository, perhaps a file or a folder in it, and a revision."""
 
+    def __init__(self, source: str, setting: str, what: str, pattern: str, form: str) -> None:
+        match = re.fullmatch(pattern, source.removeprefix(_SCHEME), re.ASCII)
+        if match is None:
+            raise ConfigError(
+                f"engine.{setting}: {short_repr(source)} names no {what} of the hub. The form is {_SCHEME}{form}."
+            )
+        found = match.groupdict(default="")
+        self.repo, self.name = f"{found['org']}/{found['name']}", found["name"]
+        self.file, self.folder = found.get("file", ""), found.get("folder", "")
+        self._revision, self._what = found.get("revision") or None, what
+        self._link_name = "--".join(part.replace("/", "-") for part in match.groups(default="") if part)
 
-def _folder_of(match: re.Match[str], parent: pathlib.Path) -> pathlib.Path:
-    return parent / "--".join(part.replace("/", "-") for part in match.groups(default="") if part)
+    def download(self, allowed: list[str], ignored: list[str] | None = None) -> pathlib.Path:
+        """Return the folder with those of the repository's files that `allowed` and not `ignored` name."""
+        import huggingface_hub  # takes half a second, which other settings need not spend
+
+        patterns = {"allow_patterns": allowed, "ignore_patterns": ignored or []}
+        try:
+            return pathlib.Path(huggingface_hub.snapshot_download(self.repo, revision=self._revision, **patterns))
+        except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
+            raise hub_error(f"the {self._what} of {self.repo!r}", error) from error
+
+    def link(self, parent: pathlib.Path, targets: Mapping[str, pathlib.Path]) -> pathlib.Path:
+        """Return the folder of this entry below `parent`, with links to `targets`, by their names, alone."""
+        folder = parent / self._link_name
+        _link(targets, folder)
+        return folder
 
 
 def _lora_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
-    form = "hf://ORG/NAME[/FILE.safetensors][@REVISION]"
-    match = _match(_LORA, source, "engine.loras", "LoRA", form)
-    org, name, file, revision = match.groups()
-    repo, ignored = f"{org}/{name}", [] if file else ["*/*"]  # folders of a repository with a whole model
-    snapshot = _download(repo, revision, [file or "*.safetensors"], ignored, "LoRAs")
-    files = [snapshot / file] if file else sorted(snapshot.glob("*.safetensors"))
+    form = "ORG/NAME[/FILE.safetensors][@REVISION]"
+    found = _Source(source, "loras", "LoRA", f"{_NAME}(?:{_FILE})?{_REVISION}", form)
+    ignored = [] if found.file else ["*/*"]  # folders of a repository with a whole model
+    snapshot = found.download([found.file or "*.safetensors"], ignored)
+    files = [snapshot / found.file] if found.file else sorted(snapshot.glob("*.safetensors"))
     if not files or not files[0].is_file():
-        raise ModelError(f"engine.loras: {repo!r} on the hub has no {file or 'file of safetensors outside folders'}.")
-    folder = _folder_of(match, parent)
-    names = {name if len(files) == 1 else f"{name}-{each.stem}": each for each in files}
-    _link({f"{name}.safetensors": each for name, each in names.items()}, folder)
-    return folder
+        missing = found.file or "file of safetensors outside folders"
+        raise ModelError(f"engine.loras: {found.repo!r} on the hub has no {missing}.")
+    names = {found.name if len(files) == 1 else f"{found.name}-{each.stem}": each for each in files}
+    return found.link(parent, {f"{name}.safetensors": each for name, each in names.items()})
 
 
 def _controlnet_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
-    match = _match(_REPOSITORY, source, "engine.controlnets", "ControlNet", "hf://ORG/NAME[@REVISION]")
-    repo, name, revision = f"{match[1]}/{match[2]}", match[2], match[3]
-    snapshot = _download(repo, revision, _CONTROLNET_FILES, [], "ControlNet")
+    found = _Source(source, "controlnets", "ControlNet", f"{_NAME}{_REVISION}", "ORG/NAME[@REVISION]")
+    snapshot = found.download(_CONTROLNET_FILES)
     if not any(snapshot.glob(f"{_STEM}*.safetensors")):
-        snapshot = _download(repo, revision, _CONTROLNET_FILES_FP16, [], "ControlNet")
-    folder = _folder_of(match, parent)
-    _link({name: snapshot}, folder)
-    return folder / name
+        snapshot = found.download(_CONTROLNET_FILES_FP16)
+    return found.link(parent, {found.name: snapshot}) / found.name
 
 
 def _ip_adapter_file(engine: EngineConfig, source: str, parent: pathlib.Path) -> pathlib.Path:
-    form = "hf://ORG/NAME/FILE.safetensors[@REVISION]"
-    match = _match(_IP_ADAPTER, source, "engine.ip_adapters", "IP-Adapter", form)
-    repo, file = f"{match[1]}/{match[2]}", pathlib.PurePosixPath(match[3])
+    form = "ORG/NAME/FILE.safetensors[@REVISION]"
+    found = _Source(source, "ip_adapters", "IP-Adapter", f"{_NAME}{_FILE}{_REVISION}", form)
+    file = pathlib.PurePosixPath(found.file)
     encoder = file.parent / "image_encoder"
     wanted = [] if engine.ip_adapter_encoders else [f"{encoder}/{each}" for each in _ENCODER_FILES]
-    snapshot = _download(repo, match[4], [str(file), *wanted], [], "IP-Adapter")
+    snapshot = found.download([str(file), *wanted])
     if not (snapshot / file).is_file():
-        raise ModelError(f"engine.ip_adapters: {repo!r} on the hub has no {file}.")
-    folder, targets = _folder_of(match, parent), {file.name: snapshot / file}
+        raise ModelError(f"engine.ip_adapters: {found.repo!r} on the hub has no {file}.")
+    targets = {file.name: snapshot / file}
     if wanted and (snapshot / encoder).is_dir():
         targets["image_encoder"] = snapshot / encoder
-    _link(targets, folder)
-    return folder / file.name
+    return found.link(parent, targets) / file.name
 
 
 def _encoder_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
-    setting = "engine.ip_adapter_encoders"
-    match = _match(_ENCODER, source, setting, "image encoder", "hf://ORG/NAME[/FOLDER][@REVISION]")
-    inside = pathlib.PurePosixPath(match[3] or "")
-    wanted = [str(inside / each) for each in _ENCODER_FILES]
-    snapshot = _download(f"{match[1]}/{match[2]}", match[4], wanted, [], "image encoder")
-    folder = _folder_of(match, parent)
-    _link({"image_encoder": snapshot / inside}, folder)
-    return folder / "image_encoder"
+    form = "ORG/NAME[/FOLDER][@REVISION]"
+    found = _Source(source, "ip_adapter_encoders", "image encoder", f"{_NAME}{_FOLDER}{_REVISION}", form)
+    inside = pathlib.PurePosixPath(found.folder)
+    snapshot = found.download([str(inside / each) for each in _ENCODER_FILES])
+    return found.link(parent, {"image_encoder": snapshot / inside}) / "image_encoder"
 
 
 def _classifier_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
-    match = _match(_REPOSITORY, source, "engine.safety_classifiers", "classifier", "hf://ORG/NAME[@REVISION]")
-    snapshot = _download(f"{match[1]}/{match[2]}", match[3], _CLASSIFIER_FILES, [], "safety classifier")
-    folder = _folder_of(match, parent)
-    _link({match[2]: snapshot}, folder)
-    return folder / match[2]
+    found = _Source(source, "safety_classifiers", "classifier", f"{_NAME}{_REVISION}", "ORG/NAME[@REVISION]")
+    return found.link(parent, {found.name: found.download(_CLASSIFIER_FILES)}) / found.name
 
 
 def _refiner_folder(engine: EngineConfig, source: str, parent: pathlib.Path) -> pathlib.Path:
@@ -161,23 +167,9 @@ def _refiner_folder(engine: EngineConfig, source: str, parent: pathlib.Path) -> 
         converted, name = locate(source, engine)
         _link({name: converted}, parent / converted.name)
         return parent / converted.name / name
-    match = _match(_REFINER, source, "engine.refiners", "refiner", "hf://ORG/NAME")
-    snapshot, _ = locate("/".join(match.groups()))
-    folder = _folder_of(match, parent)
-    _link({match[2]: snapshot}, folder)
-    return folder / match[2]
-
-
-def _download(repo: str, revision: str | None, allowed: list[str], ignored: list[str], what: str) -> pathlib.Path:
-    """Return the folder with those of the repository's files that `allowed` and not `ignored` name."""
-    import huggingface_hub  # takes half a second, which other settings need not spend
-
-    try:
-        return pathlib.Path(
-            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
-        )
-    except Exception as error:  # hub, network and cache raise many kinds; the operator reads one sentence
-        raise hub_error(f"the {what} of {repo!r}", error) from error
+    found = _Source(source, "refiners", "refiner", _NAME, "ORG/NAME")
+    snapshot, _ = locate(found.repo)
+    return found.link(parent, {found.name: snapshot}) / found.name
 
 
 def _link(targets: Mapping[str, pathlib.Path], folder: pathlib.Path) -> None:

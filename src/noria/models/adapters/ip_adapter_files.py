@@ -145,21 +145,11 @@ class IpAdapterFiles(FolderEntries):
             ModelError: it is damaged or not supported, or has no image encoder.
         """
         self.check_folders()
-        specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
         for only_for, entry in self._folders:
-            wanted = [spec for spec in specs if only_for in (None, spec.name)]
-            if not wanted:
-                raise ConfigError(
-                    f"engine.ip_adapters: {str(entry)!r} is for {only_for or 'image models'}, but the image models of "
-                    f"this server are: {short_list([spec.name for spec in specs]) or 'none'}."
-                )
+            wanted = self._served(only_for, entry, models)
             for file in _files_in(entry):
-                reasons = [misfit(inspect(file, self._encoders), spec) for spec in wanted]
-                if all(reasons):
-                    raise ConfigError(
-                        f"engine.ip_adapters: {str(file)!r} fits no model of this server: "
-                        f"{'; '.join(str(reason) for reason in reasons)}. Remove it, or serve a model of its base."
-                    )
+                misfits = [misfit(inspect(file, self._encoders), spec) for spec in wanted]
+                self._check_fits(file, misfits, "a model of its base")
 
     def for_model(self, spec: DiffusionModelSpec) -> Mapping[str, IpAdapterFile]:
         """Return the IP-Adapters for a model by name, in the order of names; of equal names, the first entry's.

@@ -62,17 +62,11 @@ class RefinerFolders(FolderEntries):
             ModelError: what is in it is damaged or not supported.
         """
         self.check_folders()
-        specs = [spec for spec in models if isinstance(spec, DiffusionModelSpec)]
         for only_for, folder in self._folders:
             _open(folder)
-            misfits = [misfit(folder, spec) for spec in specs if only_for in (None, spec.name)]
-            if all(misfits):
-                reasons = "; ".join(str(reason) for reason in misfits) or f"{only_for or 'none'} is not served"
-                raise ConfigError(
-                    f"engine.refiners: {str(folder)!r} fits no model of this server: {reasons}. Remove it, or serve "
-                    "SDXL."
-                )
-        for spec in specs:
+            misfits = [misfit(folder, spec) for spec in self._served(only_for, folder, models)]
+            self._check_fits(folder, misfits, "SDXL")
+        for spec in (each for each in models if isinstance(each, DiffusionModelSpec)):
             if len(found := self._folders_for(spec)) > 1:
                 raise ConfigError(
                     f"engine.refiners: {' and '.join(map(str, found))} are both for {spec.name}, which can have one. "

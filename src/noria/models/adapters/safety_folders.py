@@ -87,11 +87,8 @@ class SafetyFolders(FolderEntries):
         self.check_folders()
         specs = {spec.name: spec for spec in models if isinstance(spec, DiffusionModelSpec)}
         for k, (only_for, folder) in enumerate(self._folders):
-            if only_for is not None and only_for not in specs:
-                raise ConfigError(
-                    f"engine.safety_classifiers: {str(folder)!r} is for {short_repr(only_for)}; the image models of "
-                    f"this server are: {short_list(specs) or 'none'}."
-                )
+            if only_for is not None:
+                self._served(only_for, folder, models)
             if twins := [other for of_other, other in self._folders[:k] if of_other == only_for]:
                 raise ConfigError(
                     f"engine.safety_classifiers: {str(twins[0])!r} and {str(folder)!r} are both for "
