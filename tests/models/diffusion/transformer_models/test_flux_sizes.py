@@ -13,8 +13,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ConfigError
 from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.conditioning import collate
-from noria.models.diffusion.transformer_models.packed_model import positions
-from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
+from noria.models.diffusion.transformer_models.patches import from_tokens, positions, to_tokens
 from noria.models.diffusion.transformer_models.token_rows import length_class
 from noria.protocol.diffusion import Lora
 
