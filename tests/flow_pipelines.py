@@ -4,6 +4,7 @@ import json
 import pathlib
 import warnings
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from transformers import PreTrainedTokenizerFast
@@ -29,15 +30,22 @@ def load(folder, device="cpu", **settings):
 
 def open_pipeline(folder):
     """Return diffusers' pipeline of a folder, in float32."""
-    index = json.loads((pathlib.Path(folder) / "model_index.json").read_text())
-    needs_torchvision = index.get("tokenizer", [""])[-1] == "PixtralProcessor"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pipe = DiffusionPipeline.from_pretrained(
-            folder, dtype=torch.float32, **{"tokenizer": None} if needs_torchvision else {}
-        )
-    if needs_torchvision:  # to read images; it gives texts to its tokenizer
-        pipe.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, subfolder="tokenizer")
+    folder = pathlib.Path(folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    match index["_class_name"]:
+        case "QwenImageEditPlusPipeline" | "QwenImage21Pipeline" as name:
+            import qwen_pipelines
+
+            is_21 = name == "QwenImage21Pipeline"
+            pipe = (qwen_pipelines.open_qwen_image_21 if is_21 else qwen_pipelines.open_edit_plus)(folder)
+        case name:
+            needs_torchvision = name == "Flux2Pipeline"  # its processor reads images; it gives texts to its tokenizer
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                others = {"tokenizer": None} if needs_torchvision else {}
+                pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, **others)
+            if needs_torchvision:
+                pipe.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, subfolder="tokenizer")
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -60,7 +68,14 @@ def generate_with_pipeline(pipe, request, folder=None, **options):
     """The image of diffusers' own loop, [height, width, 3]; the scheduler's settings are those of `folder`."""
     name = type(pipe).__name__
     set_scheduler(pipe, request, folder, **({"clip_sample": False} if name.startswith("PixArt") else {}))
-    return run_pipeline(pipe, request, **_options_of(name, pipe, request) | options)
+    image = run_pipeline(pipe, request, **_options_of(name, pipe, request) | options)
+    return _on_white(image) if image.shape[-1] == 4 else image
+
+
+def _on_white(image):
+    rgba = image / 255
+    assert rgba[..., 3].min() < 0.9, "opacity would not matter"
+    return (255 * (rgba[..., :3] * rgba[..., 3:] + 1 - rgba[..., 3:])).round().astype(np.uint8)
 
 
 def _options_of(name, pipe, request):

@@ -69,6 +69,7 @@ CASES = {
         tiny_models.save_z_image, ((64, 64), (32, 48), (64, 40), (40, 64)), 4, (0.0, 0.5, 4.0), FROM_Z_IMAGE
     ),
     "qwen-image": Case(tiny_models.save_qwen_image, RAGGED_SIZES, 4, HEEDED, FROM_QWEN),
+    "qwen-image-2.1": Case(tiny_models.save_qwen_image_21, ((64, 64), (64, 96), (128, 64), (96, 64)), 4, (8.0, 1.0)),
     "krea-2": Case(tiny_models.save_krea2, RAGGED_SIZES, 1, HEEDED),
     "lumina-2": Case(tiny_models.save_lumina2, RAGGED_SIZES, 1, HEEDED),
     "sana": Case(tiny_models.save_sana, ((64, 64), (96, 64)), 1, (6.0, 1.0, 3.5)),
@@ -117,7 +118,7 @@ class Model:
 
     def assert_as_by_the_pipeline(self, request):
         ours = self.image(request)
-        assert difference(ours, generate_with_pipeline(self.pipe, request)) <= PARITY_TOLERANCE, request
+        assert difference(ours, generate_with_pipeline(self.pipe, request, self.spec.path)) <= PARITY_TOLERANCE, request
         assert ours.std() > 10, "the image is flat"
 
 
@@ -153,7 +154,9 @@ def test_late_joiners_of_a_mixed_batch_give_the_images_of_the_pipeline(model, mo
     assert max(map(len, sizes)) == model.case.num_sizes
     for request in requests:
         image = together[request.request_id, 0]
-        assert difference(image, generate_with_pipeline(model.pipe, request)) <= PARITY_TOLERANCE, request
+        assert difference(image, generate_with_pipeline(model.pipe, request, model.spec.path)) <= PARITY_TOLERANCE, (
+            request
+        )
         assert difference(image, model.image(request)) <= 1, request
 
 

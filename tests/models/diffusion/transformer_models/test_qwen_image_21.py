@@ -1,6 +1,5 @@
-"""Qwen-Image 2.1 in the running batch, compared with diffusers' own pipeline and with each image alone."""
+"""What Qwen-Image 2.1 does besides what all families do: with references, and with opacity."""
 
-import io
 import json
 import shutil
 
@@ -8,73 +7,23 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKLQwenImage21,
-    FlowMatchEulerDiscreteScheduler,
-    QwenImage21Pipeline,
-    QwenImage21Transformer2DModel,
-)
 from safetensors.torch import load_file, save_file
-from transformers import BatchFeature, Qwen2Tokenizer, Qwen3VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request
-from generating import assert_rows_as_alone, difference, generate
+from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
+from generating import difference, generate
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
-from noria.frontend.services.images.request_images import check_references
 from noria.images import reference_size
-from noria.images.start_image import ImageFiles, RequestImages
 from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.loras.lora_file import read_lora
 from noria.protocol.diffusion import Lora
+from qwen_pipelines import request_with_references, shown_images
 
 PROMPTS = ["a red circle", "a blue square above a green star, drawn with a soft pencil on grey paper", ""]
 SIZES = [(64, 64), (64, 96), (128, 64)]
-
-
-SHOWN = [(80, 70), (140, 66), (64, 96)]  # sizes of reference images
-
-
-class Processor:
-    """A Qwen3VLProcessor without torchvision, which that needs: each image is as many tokens as it has parts."""
-
-    def __init__(self, tokenizer):
-        halves = [0.5] * 3
-        self.tokenizer = tokenizer
-        self.read = Qwen2VLImageProcessorPil(patch_size=16, image_mean=halves, image_std=halves, do_resize=False)
-
-    def apply_chat_template(self, messages, **_):
-        (message,) = messages
-        text = f"<|im_start|>{message['role']}\n{message['content'][0]['text']}<|im_end|>\n"
-        return [self.tokenizer(text).input_ids]
-
-    def __call__(self, text, images=None, **options):
-        if images is None:
-            return self.tokenizer(text, **options)
-        read = self.read(images=images, return_tensors="pt")
-        (text,) = text
-        for grid in read.image_grid_thw:
-            text = text.replace("<|image_pad|>", "<one>" * (int(grid.prod()) // 4), 1)
-        tokens = self.tokenizer([text.replace("<one>", "<|image_pad|>")], **options)
-        types = (tokens.input_ids == self.tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
-        return BatchFeature({**tokens, **read, "mm_token_type_ids": types})
-
-
-def open_pipeline(folder):
-    pipe = QwenImage21Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder, subfolder="scheduler"),
-        vae=AutoencoderKLQwenImage21.from_pretrained(folder, subfolder="vae"),
-        text_encoder=Qwen3VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder"),
-        processor=Processor(Qwen2Tokenizer.from_pretrained(folder, subfolder="processor")),
-        transformer=QwenImage21Transformer2DModel.from_pretrained(folder, subfolder="transformer"),
-        sample_sigmas=json.loads((folder / "model_index.json").read_text()).get("sample_sigmas"),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +37,9 @@ def model(folder):
     return *load(folder), open_pipeline(folder)
 
 
-def request_of(number, **fields):
+def settings_of(number):
     width, height = SIZES[number % 3]
-    settings = {
+    return {
         "prompt": PROMPTS[number % 3],
         "negative_prompt": [None, "a black cross", ""][number // 2 % 3],
         "width": width,
@@ -99,56 +48,19 @@ def request_of(number, **fields):
         "guidance_scale": [8.0, 1.0][number // 4 % 2],
         "scheduler": ("flow-euler", "flow-unipc")[number % 2],
     }
-    return make_request(number, **settings | fields)
 
 
-def shown_to(number, num_images):
-    generator = np.random.default_rng(number)
-    sizes = [SHOWN[(number + k) % 3] for k in range(num_images)]
-    return [PIL.Image.fromarray(generator.integers(0, 256, (*size[::-1], 3), np.uint8)) for size in sizes]
-
-
-def with_references(spec, number, num_images, **fields):
-    """Return a request with reference images, and its frame of data."""
-    files = []
-    for image in shown_to(number, num_images):
-        file = io.BytesIO()
-        image.save(file, format="png")
-        files.append(file.getvalue())
-    images = RequestImages(ImageFiles(references=tuple(files)))
-    request = request_of(number, reference_images=check_references(images.facts.references, spec), **fields)
-    return request, memoryview(images.pixels(64, 64, spec)) if files else None
+def request_of(number, **fields):
+    return make_request(number, **settings_of(number) | fields)
 
 
 def pipeline_image(model, request):
-    """The pipeline's image on white, [height, width, 3]; its own has opacity, too."""
     spec, _, pipe = model
-    options = {"true_cfg_scale": request.payload.guidance_scale, "guidance_scale": None}
+    options = {}
     if request.payload.reference_images:
-        images = shown_to(int(request.request_id[1:]), len(request.payload.reference_images))
-        options |= {"image": images, "output_resolution": 64}
-    rgba = generate_with_pipeline(pipe, request, spec.path, **options) / 255
-    assert rgba[..., 3].min() < 0.9, "opacity would not matter"
-    return (255 * (rgba[..., :3] * rgba[..., 3:] + 1 - rgba[..., 3:])).round().astype(np.uint8)
-
-
-def test_late_joiners_of_a_batch_of_all_sizes_give_the_images_of_the_pipeline(model, monkeypatch):
-    _, executor, _ = model
-    sizes, real = [], executor.model.predict
-
-    def predict(latents_R, *rest):
-        sizes.append({tuple(row.shape) for row in latents_R})
-        return real(latents_R, *rest)
-
-    monkeypatch.setattr(executor.model, "predict", predict)
-    requests = [request_of(number) for number in range(6)]
-    together = generate(executor, requests, arrivals=[0, 2, 1, 1, 0, 2])
-    assert max(map(len, sizes)) == 3
-    for request in requests:
-        image = together[request.request_id, 0]
-        assert difference(image, pipeline_image(model, request)) <= PARITY_TOLERANCE, request
-        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1, request
-        assert image.std() > 10, "the image is flat"
+        images = shown_images(int(request.request_id[1:]), len(request.payload.reference_images))
+        options = {"image": images, "output_resolution": 64}
+    return generate_with_pipeline(pipe, request, spec.path, **options)
 
 
 @pytest.fixture
@@ -161,7 +73,10 @@ def _small_references(monkeypatch):
 def test_references_give_the_images_of_the_pipeline_beside_images_without_any(model):
     spec, executor, _ = model
     numbers = [1, 0, 2, 3, 1, 2]  # images of each request
-    made = [with_references(spec, number, num_images) for number, num_images in enumerate(numbers)]
+    made = [
+        request_with_references(spec, number, num_images, **settings_of(number))
+        for number, num_images in enumerate(numbers)
+    ]
     requests, frames = [request for request, _ in made], {each.request_id: frame for each, frame in made if frame}
     together = generate(executor, requests, [0, 2, 1, 1, 0, 2], frames)
     for number, request in enumerate(requests):
@@ -178,22 +93,11 @@ def test_references_work_where_blocks_are_compiled(folder):
     spec, executor = load(folder, compile_blocks=True)
     torch.compiler.set_stance("eager_on_recompile")
     try:
-        request, frame = with_references(spec, 1, 2)
+        request, frame = request_with_references(spec, 1, 2, **settings_of(1))
         ours = generate(executor, [request], frames={"r1": frame})["r1", 0]
     finally:
         torch.compiler.set_stance("default")
     assert difference(ours, generate(load(folder)[1], [request], frames={"r1": frame})["r1", 0]) <= 1
-
-
-def test_rows_of_a_call_equal_the_rows_alone(model):
-    denoiser = model[1].model
-    generator, times = torch.Generator().manual_seed(0), torch.tensor([1000.0, 640.0, 1.0])
-    with torch.inference_mode():
-        texts = denoiser.text_encode(PROMPTS)
-        assert len({len(text.tokens["encoder_hidden_states"]) for text in texts}) == 3
-        for sizes in (SIZES, SIZES[:1] * 3):
-            latents = [torch.randn(denoiser.latent_shape(*size), generator=generator) for size in sizes]
-            assert_rows_as_alone(denoiser, latents if sizes is SIZES else torch.stack(latents), times, texts)
 
 
 def test_prompts_are_encoded_as_by_the_pipeline_and_longer_ones_are_cut(model):
@@ -210,15 +114,6 @@ def test_prompts_are_encoded_as_by_the_pipeline_and_longer_ones_are_cut(model):
     lengths = [len(model[1].model._tokenizer(each).input_ids) for each in (before, after)]
     assert longest.num_cut == 2000 + lengths[0] - 1024
     assert len(longest.tokens["encoder_hidden_states"]) == 1024 + lengths[1]
-
-
-def test_another_attention_and_padded_rows_give_the_same_images(model):
-    spec, executor, _ = model
-    requests = [request_of(number) for number in range(3)]
-    images = generate(executor, requests)
-    for settings in ({"attention": "_native_math"}, {"buckets": (4, 16)}):
-        others = generate(load(spec.folder, **settings)[1], requests)
-        assert max(difference(images[key], others[key]) for key in images) <= 1
 
 
 def test_the_sigmas_of_a_folder_are_those_of_its_number_of_steps(folder, tmp_path):

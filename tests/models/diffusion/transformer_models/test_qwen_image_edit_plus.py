@@ -1,61 +1,19 @@
 """Qwen-Image-Edit-Plus in the running batch, compared with diffusers' own pipeline and with each image alone."""
 
-import io
-
 import msgspec
-import numpy as np
-import PIL.Image
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
-    QwenImageEditPlusPipeline,
-    QwenImageTransformer2DModel,
-)
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
-from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request
+from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, open_pipeline
 from generating import difference, final_latents, generate, relative
 from noria.errors import InvalidField, ModelError
-from noria.frontend.services.images.request_images import check_references
 from noria.images import reference_size
 from noria.images.reference_size import place_reference, prompt_size
-from noria.images.start_image import ImageFiles, RequestImages
+from qwen_pipelines import request_with_references, shown_images
 
-SIZES = [(80, 70), (140, 66), (64, 96)]
 LATENTS_TOLERANCE = 1e-5  # relative
-
-
-class Processor:
-    """A Qwen2VLProcessor without torchvision, which that needs: each image is as many tokens as it has parts."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer, self.read = tokenizer, Qwen2VLImageProcessorPil()
-
-    def __call__(self, text, images, **options):
-        read = self.read(images=images, return_tensors="pt")
-        (text,) = text
-        for grid in read.image_grid_thw:
-            text = text.replace("<|image_pad|>", "<one>" * (int(grid.prod()) // 4), 1)
-        tokens = self.tokenizer([text.replace("<one>", "<|image_pad|>")], **options)
-        return BatchFeature({**tokens, **read})
-
-
-def open_pipeline(folder):
-    pipe = QwenImageEditPlusPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(folder, subfolder="scheduler"),
-        vae=AutoencoderKLQwenImage.from_pretrained(folder, subfolder="vae"),
-        text_encoder=Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, subfolder="text_encoder"),
-        tokenizer=None,
-        processor=Processor(Qwen2Tokenizer.from_pretrained(folder, subfolder="tokenizer")),
-        transformer=QwenImageTransformer2DModel.from_pretrained(folder, subfolder="transformer"),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,29 +36,10 @@ def model(request, tmp_path_factory):
     return *load(folder), open_pipeline(folder)
 
 
-def images_of(number, num_images):
-    generator = np.random.default_rng(number)
-    sizes = [SIZES[(number + k) % 3] for k in range(num_images)]
-    return [PIL.Image.fromarray(generator.integers(0, 256, (*size[::-1], 3), np.uint8)) for size in sizes]
-
-
-def request_of(spec, number, num_images, **fields):
-    """Return a request with reference images, and its frame of data."""
-    files = []
-    for image in images_of(number, num_images):
-        file = io.BytesIO()
-        image.save(file, format="png")
-        files.append(file.getvalue())
-    images = RequestImages(ImageFiles(references=tuple(files)))
-    references = check_references(images.facts.references, spec)
-    request = make_request(number, reference_images=references, **fields)
-    return request, memoryview(images.pixels(8, 8, spec)) if files else None
-
-
 def requests_of(spec):
     """Return images with one to three references and with none, of several sizes, guided or not; and their frames."""
     made = [
-        request_of(
+        request_with_references(
             spec,
             number,
             num_images,
@@ -117,10 +56,8 @@ def requests_of(spec):
 
 def pipeline_image(model, request):
     spec, _, pipe = model
-    number = int(request.request_id[1:])
-    images = images_of(number, len(request.payload.reference_images))
-    options = {"image": images, "guidance_scale": None, "true_cfg_scale": request.payload.guidance_scale}
-    return generate_with_pipeline(pipe, request, spec.path, **options)
+    images = shown_images(int(request.request_id[1:]), len(request.payload.reference_images))
+    return generate_with_pipeline(pipe, request, spec.path, image=images)
 
 
 def test_late_joiners_of_a_mixed_batch_give_the_images_of_the_pipeline(model):
@@ -140,7 +77,7 @@ def test_rows_of_a_batch_are_those_alone_and_depend_on_their_references(model, m
     for request in requests:
         alone = final_latents(executor, [request], monkeypatch, frames=frames)
         assert relative(together[request.request_id], alone[request.request_id]) <= LATENTS_TOLERANCE, request
-    without, _ = request_of(spec, 0, 0, width=32, guidance_scale=3.5)
+    without, _ = request_with_references(spec, 0, 0, width=32, guidance_scale=3.5)
     assert relative(final_latents(executor, [without], monkeypatch)["r0"], together["r0"]) > 1e-3
 
 
@@ -151,7 +88,7 @@ def test_a_prompt_is_encoded_once_with_the_same_images_and_anew_with_others(mode
     monkeypatch.setattr(encoder, "forward", lambda **options: calls.append(1) or real(**options))
     for prompt, number, num_calls in (("one prompt", 0, 1), ("one prompt", 0, 0), ("one prompt", 1, 1)):
         calls.clear()
-        request, frame = request_of(spec, number, 1, prompt=prompt, inference_steps=2)
+        request, frame = request_with_references(spec, number, 1, prompt=prompt, inference_steps=2)
         generate(executor, [request], frames={request.request_id: frame})
         assert len(calls) == num_calls
 
@@ -175,8 +112,8 @@ def test_frames_and_folders_that_do_not_fit_are_refused(model, tmp_path):
     spec, executor, _ = model
     assert (spec.family, spec.max_references) == ("qwen-image-edit-plus", 3)
     with pytest.raises(InvalidField, match="at most 3 are allowed"):
-        request_of(spec, 0, 4)
-    request, frame = request_of(spec, 0, 1)
+        request_with_references(spec, 0, 4)
+    request, frame = request_with_references(spec, 0, 1)
     with pytest.raises(InvalidField, match="of references of"):
         executor.prepare(request, frame[:-3])
     folder = tiny_models.save_qwen_image_edit_plus(tmp_path / "a")
