@@ -27,7 +27,7 @@ from noria.models.files.weights import (
     read_text,
     read_weights,
     short_digest,
-    weight_files,
+    weights_digest,
 )
 from noria.protocol.diffusion import DiffusionModelSpec, IpAdapter
 from noria.protocol.kinds import AnyModelSpec
@@ -221,8 +221,7 @@ def inspect(file: pathlib.Path, encoders: tuple[pathlib.Path, ...]) -> IpAdapter
     weights = {
         name: shape for name, shape in read_weights(folder, "", ENCODER_STEM).items() if name.startswith(_ENCODER_PARTS)
     }
-    of_encoder = (part for each in weight_files(folder, "", ENCODER_STEM) for part in identifying_bytes(each))
-    encoder_digest = short_digest(of_encoder, read_text(folder / "config.json"))
+    encoder_digest = weights_digest(folder, ENCODER_STEM, read_text(folder / "config.json"))
     return IpAdapterFile(
         file,
         folder,

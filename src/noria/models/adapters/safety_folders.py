@@ -17,13 +17,11 @@ from noria.models.adapters.folder_entries import FolderEntries
 from noria.models.diffusion.folders.pipeline_folder import check_chooses_no_code
 from noria.models.files.weights import (
     REDOWNLOAD_HINT,
-    identifying_bytes,
     num_tensor_parameters,
     read_struct,
     read_text,
     read_weights,
-    short_digest,
-    weight_files,
+    weights_digest,
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.kinds import AnyModelSpec
@@ -147,12 +145,11 @@ def _open(path: pathlib.Path) -> SafetyFolder:
             f"{file}: id2label is {short_repr(config.id2label)}; a safety classifier names its labels there, two or "
             f"more, numbered from 0. {REDOWNLOAD_HINT}"
         )
-    weights = weight_files(path, "", STEM)
     num_parameters = num_tensor_parameters(read_weights(path, "", STEM))
     described = read_text(file) + read_text(path / PREPROCESSOR_FILE)
     return SafetyFolder(
         path,
-        short_digest((part for each in weights for part in identifying_bytes(each)), described),
+        weights_digest(path, STEM, described),
         tuple(names[str(index)] for index in range(len(names))),
         config.problem_type == "multi_label_classification",
         num_parameters,

@@ -310,6 +310,12 @@ def short_digest(parts: Iterable[bytes], before: bytes = b"") -> str:
     return digest.hexdigest()[:12]
 
 
+def weights_digest(folder: pathlib.Path, stem: str, described: bytes) -> str:
+    """Return as `short_digest` what identifies the weights in a folder, and the configuration `described`."""
+    files = weight_files(folder, "", stem)
+    return short_digest((part for file in files for part in identifying_bytes(file)), described)
+
+
 def _describe_damage(file: pathlib.Path, size_bytes: int, error: SafetensorError) -> str:
     """Say what is wrong with a file that the library rejected, and by how many bytes; the library names no sizes."""
     with file.open("rb") as opened:

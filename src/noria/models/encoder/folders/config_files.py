@@ -15,8 +15,9 @@ from noria.errors import ModelError, short_list, short_repr
 from noria.models.encoder.architectures import OFFSET_POSITIONS
 from noria.models.encoder.folders.config_keys import check_file_keys, check_module_keys
 from noria.models.encoder.folders.tower_config import text_tower
+from noria.models.family import Family
 from noria.models.files.weights import REDOWNLOAD_HINT, convert, read_object, read_text
-from noria.protocol.text import ProblemType, Similarity, TruncationSide
+from noria.protocol.text import EncoderModelSpec, ProblemType, Similarity, TruncationSide
 
 _TRANSFORMER_TASKS = ("feature-extraction", "sequence-classification", "text-generation", "fill-mask")
 TRANSFORMER_FILE = "sentence_bert_config.json"
@@ -165,6 +166,11 @@ class SentenceTransformers(Struct, frozen=True):
     activation_fn: str | None = None
     similarity_fn_name: Similarity | Literal["MaxSim", "maxsim", "meanmaxsim"] | None = None
 
+    @property
+    def prompt_texts(self) -> dict[str, str]:
+        """The prompts by name; null is an empty one."""
+        return {name: text or "" for name, text in self.prompts.items()}
+
 
 class Tokenizer(Struct, frozen=True):
     """tokenizer_config.json; transformers writes 1e30 for a tokenizer without a maximum."""
@@ -196,6 +202,12 @@ class Overrides(Struct, frozen=True, forbid_unknown_fields=True):
     # others for what bge-m3 makes beside its embeddings
     pooling: Literal["splade", "idf", "none", "bge-m3-sparse", "bge-m3-colbert"] | None = None
     reranker: RerankerOverrides | None = None
+
+
+def make_spec(folder: pathlib.Path, family: Family, **fields: Any) -> EncoderModelSpec:
+    """Return the spec of a folder, of plain texts unless `fields` say others; the catalog sets name and fingerprint."""
+    texts = {"inputs": ("input_ids", "attention_mask")}
+    return EncoderModelSpec(name="", folder=str(folder), fingerprint="", family=family.name, **texts | fields)
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -340,7 +352,7 @@ def embedding_settings(file: pathlib.Path, library: SentenceTransformers) -> dic
             f"{file}: model_type is {short_repr(library.model_type)}; supported are SentenceTransformer and "
             "CrossEncoder."
         )
-    prompts = {name: text or "" for name, text in library.prompts.items()}
+    prompts = library.prompt_texts
     default = library.default_prompt_name
     if default is not None and default not in prompts:
         raise ModelError(

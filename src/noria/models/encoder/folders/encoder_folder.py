@@ -24,6 +24,7 @@ from noria.models.encoder.folders.config_files import (
     check_library_keys,
     embedding_settings,
     embeds_tokens,
+    make_spec,
     read_config,
     read_if_there,
     read_modules,
@@ -96,11 +97,9 @@ def inspect(folder: pathlib.Path, family: Family) -> EncoderModelSpec:
     adapters, sentence_transformers = _read_tasks(folder, tree, config, shapes, task)
     tokenizer = read_if_there(folder / "tokenizer_config.json", Tokenizer)
     check_tokenizer(folder, config, transformer, tokenizer)
-    spec = EncoderModelSpec(
-        name="",  # the catalog sets name and fingerprint
-        folder=str(folder),
-        fingerprint="",
-        family=family.name,
+    spec = make_spec(
+        folder,
+        family,
         num_parameters=num_tensor_parameters(shapes) + num_adapter_parameters(folder, adapters),
         task=task,
         architecture=architecture,

@@ -90,7 +90,7 @@ def describe_reranker(
         pooling=("lasttoken",),
         head=head,
         template=template,
-        prompts=tuple((name, text or "") for name, text in library.prompts.items()),
+        prompts=tuple(library.prompt_texts.items()),
         default_prompt=library.default_prompt_name,
     )
 

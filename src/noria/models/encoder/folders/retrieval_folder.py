@@ -220,7 +220,7 @@ def describe_late_interaction(
     query_length = min(lengths.query_length or pylate.query_length or longest, longest)
     if expansion is not None and expansion.strategy == "fixed":
         query_length = expansion.length
-    prompts = {name: text or "" for name, text in library.prompts.items()}
+    prompts = library.prompt_texts
     prefixes = {"query": pylate.query_prefix, "document": pylate.document_prefix}
     for name, prefix in prefixes.items():
         if prefix is not None:

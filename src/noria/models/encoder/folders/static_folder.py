@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from noria.errors import ModelError, short_repr
-from noria.models.encoder.folders.config_files import Config, Module, SentenceTransformers
+from noria.models.encoder.folders.config_files import Config, Module, SentenceTransformers, make_spec
 from noria.models.encoder.tokenizers.tokenizer_files import token_ids
 from noria.models.family import Family
 from noria.models.files.weights import REDOWNLOAD_HINT, Shapes, num_tensor_parameters, read_object
@@ -62,18 +62,15 @@ def read_weights_of_tokens(folder: pathlib.Path) -> dict[int, float]:
 
 def describe_idf(folder: pathlib.Path, family: Family, config: Config, max_length: int) -> EncoderModelSpec:
     """Return the spec of the weights in idf.json, without name and fingerprint. Raises as `read_weights_of_tokens`."""
-    return EncoderModelSpec(
-        name="",  # the catalog sets name and fingerprint
-        folder=str(folder),
-        fingerprint="",
-        family=family.name,
+    return make_spec(
+        folder,
+        family,
         num_parameters=len(read_weights_of_tokens(folder)),
         task="sparse_embedding",
         architecture=ARCHITECTURE,
         dimensions=config.vocab_size,
         max_length=max_length,
         vocab_size=config.vocab_size,
-        inputs=("input_ids", "attention_mask"),
     )
 
 
@@ -97,21 +94,18 @@ def describe_static(
     unknown = sorted(key for key, value in tree.items() if key not in _KNOWN_KEYS and value not in (None, False, ""))
     dimensions = config.hidden_size
     assert dimensions is not None, "`static_config` has set it"
-    return EncoderModelSpec(
-        name="",  # the catalog sets name and fingerprint
-        folder=str(folder),
-        fingerprint="",
-        family=family.name,
+    return make_spec(
+        folder,
+        family,
         num_parameters=num_tensor_parameters(shapes),
         task="embedding",
         architecture=ARCHITECTURE,
         dimensions=dimensions,
         max_length=_MAX_LENGTH,
         vocab_size=config.vocab_size,
-        inputs=("input_ids", "attention_mask"),
         pooling=("mean",),
         normalize=normalizes,
-        prompts=tuple((name, text or "") for name, text in library.prompts.items()),
+        prompts=tuple(library.prompt_texts.items()),
         default_prompt=library.default_prompt_name,
         unread_keys=tuple(f"{key[:60]} ({short_repr(tree[key])})" for key in unknown[:20]),
     )

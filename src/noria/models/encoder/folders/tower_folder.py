@@ -19,6 +19,7 @@ from noria.models.encoder.folders.config_files import (
     check_library_keys,
     decode_modules,
     embedding_settings,
+    make_spec,
     read_if_there,
     read_transformer,
 )
@@ -101,18 +102,15 @@ def inspect_tower(
     if dimensions is None:
         raise ModelError(f"{file}: {tower.width} and hidden_size are null; a number is expected. {REDOWNLOAD_HINT}")
     image_input, unread_keys = read_image_input(folder, tree, dimensions)
-    return EncoderModelSpec(
-        name="",  # the catalog sets name and fingerprint
-        folder=str(folder),
-        fingerprint="",
-        family=family.name,
+    return make_spec(
+        folder,
+        family,
         num_parameters=num_tensor_parameters(shapes if image_input is None else all_shapes),
         task="embedding",
         architecture=tower.architecture,
         dimensions=dimensions,
         max_length=max_length(folder, config, transformer, tokenizer),
         vocab_size=config.vocab_size,
-        inputs=("input_ids", "attention_mask"),
         truncation_side=tokenizer.truncation_side,
         unread_keys=(
             *check_model_keys(file, tree, model_type),
