@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import torch
 
-import tiny_models
 from flow_pipelines import load, make_request
 from generating import generate
 from lora_files import save_diffusers_lora
@@ -51,18 +50,6 @@ class CountedCopies(HostCopies):
     def start(self, target, source):
         self.num_copies, self.num_bytes = self.num_copies + 1, self.num_bytes + len(source)
         super().start(target, source)
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """A function that returns a tiny folder of a family."""
-
-    @functools.cache
-    def save(family):
-        savers = {name.replace("_", ""): getattr(tiny_models, name) for name in dir(tiny_models)}
-        return savers[f"save{family}".replace("-", "")](tmp_path_factory.mktemp("tiny") / "model")
-
-    return save
 
 
 @pytest.fixture

@@ -8,31 +8,19 @@ import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 
 import tiny_models
+from flow_pipelines import PARITY_TOLERANCE, load
 from generating import difference, generate
-from noria.config import EngineConfig
 from noria.engine.diffusion import loading
-from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.diffusion import vae
 from noria.models.diffusion.conditioning import collate
-from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
 from pipelines import run_pipeline, set_scheduler
 
-# Against the pipeline: other kernels at other batch sizes, and a step's terms summed in another order.
-PARITY_TOLERANCE = 2
 # They stand for one call and two a step, with noise and with a history; `sampling/test_parity.py` has all.
 KINDS = ("euler", "pndm", "heun", "kdpm2-a", "dpm++2m-sde", "unipc")
 PROMPTS = ["a red circle", "a blue square above a green star", "a large ring at the top left"]
-TINY_XL = {"dtype": "float32", "slots": 8, "threads": 1}
-
-
-def load(folder, **settings):
-    torch.set_num_threads(1)
-    spec = open_model(str(folder))
-    config = EngineConfig(**TINY_XL | settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
 
 
 def open_pipeline(folder, pipeline_class=StableDiffusionXLPipeline, **options):
@@ -93,13 +81,13 @@ def test_late_joiners_of_a_mixed_batch_give_the_images_of_the_pipeline(xl, pipel
             spec,
             k,
             scheduler=names[k],
-            inference_steps=3 + 2 * k,
+            inference_steps=3 + k,
             guidance_scale=[1.0, 3.5, 7.0][k % 3],
             width=[32, 48][k // 4],
         )
         for k in range(8)
     ]
-    together = generate(executor, requests, arrivals=[(5 * k) % 11 for k in range(8)])
+    together = generate(executor, requests, arrivals=[(5 * k) % 7 for k in range(8)])
     for request in requests:
         image = together[request.request_id, 0]
         assert difference(image, generate_with_pipeline(pipeline, request)) <= PARITY_TOLERANCE, request
