@@ -1,4 +1,4 @@
-"""What all families with a transformer promise: images as by diffusers' own pipelines, and as each alone."""
+"""The promises of all families with a transformer: images as by diffusers' own pipelines, and as each alone."""
 
 import shutil
 from collections.abc import Callable
@@ -34,10 +34,10 @@ class Case:
 
     save: Callable[..., Any]
     sizes: tuple[tuple[int, int], ...] = ((32, 24), (48, 24))
-    num_sizes: int = 1  # of the images of a call
+    num_sizes: int = 1  # sizes of the images of a call
     guidance: tuple[float, ...] = (1.0, 3.5, 7.0)
     from_images: tuple[Any, ...] = ()  # pipelines that begin with an image, without and with a mask
-    changes: tuple[tuple[str, Any], ...] = ()  # of the folder's settings
+    changes: tuple[tuple[str, Any], ...] = ()  # changes of the folder's settings
 
     def write(self, folder, **changes):
         return self.save(folder, **dict(self.changes) | changes)
@@ -254,7 +254,7 @@ def test_another_attention_gives_the_same_images(model):
     assert max(difference(images[key], others[key]) for key in images) <= 1
 
 
-@cases("flux-dev", "sd3", "qwen-image")  # of the transformers of others `test_lora_parity.py` has the images
+@cases("flux-dev", "sd3", "qwen-image")  # `test_lora_parity.py` has the others
 def test_an_adapter_of_all_layers_changes_its_image_alone(model, tmp_path):
     assert_adapter_changes_its_image_alone(model.executor, model.request, tmp_path)
 

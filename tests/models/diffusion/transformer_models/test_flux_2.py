@@ -1,4 +1,4 @@
-"""What FLUX.2 does besides what all families do."""
+"""FLUX.2 in what only it does; `test_each_family.py` has the rest."""
 
 import itertools
 

@@ -225,7 +225,7 @@ def on_meta(make, dtype=torch.bfloat16):
     ],
 )
 def test_parameters_and_memory_are_the_figures_of_the_documents(make, parameters, gigabytes, prompt, prompt_megabytes):
-    """Those of docs/models.md, in 16 bits; parameters are a number, or billions."""
+    """The figures of docs/models.md, in 16 bits; parameters are a number, or billions."""
     counts = [sum(each.numel() for each in part.parameters()) for part in on_meta(make)]
     rounded = [
         count if isinstance(expected, int) else round(count / 1e9, 2)

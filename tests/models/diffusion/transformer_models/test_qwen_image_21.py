@@ -1,4 +1,4 @@
-"""What Qwen-Image 2.1 does besides what all families do: with references, and with opacity."""
+"""Qwen-Image 2.1 with references and opacity; `test_each_family.py` has the rest."""
 
 import json
 import shutil

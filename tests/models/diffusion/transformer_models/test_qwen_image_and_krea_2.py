@@ -1,4 +1,4 @@
-"""What Qwen-Image and Krea 2 do besides what all families do."""
+"""Qwen-Image and Krea 2 in what only they do; `test_each_family.py` has the rest."""
 
 import numpy as np
 import torch

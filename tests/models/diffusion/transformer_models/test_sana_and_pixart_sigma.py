@@ -1,4 +1,4 @@
-"""What Sana and PixArt-Σ do besides what all families do."""
+"""Sana and PixArt-Σ in what only they do; `test_each_family.py` has the rest."""
 
 import json
 import shutil

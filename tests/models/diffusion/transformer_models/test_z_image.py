@@ -1,4 +1,4 @@
-"""What Z-Image does besides what all families do, in calls with images of different sizes."""
+"""Z-Image in what only it does, in calls with images of different sizes; `test_each_family.py` has the rest."""
 
 import pytest
 import torch
