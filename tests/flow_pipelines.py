@@ -4,6 +4,7 @@ import json
 import pathlib
 import warnings
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from transformers import PreTrainedTokenizerFast
@@ -19,25 +20,32 @@ PARITY_TOLERANCE = 2
 PROMPTS = ["a red circle", "a blue square", "red red red"]
 
 
-def load(folder, **settings):
-    """Return a folder's spec and executor, in float32 on the CPU."""
+def load(folder, device="cpu", **settings):
+    """Return a folder's spec and executor, in float32."""
     torch.set_num_threads(1)
     spec = open_model(str(folder))
     config = EngineConfig(**{"dtype": "float32", "slots": 8, "threads": 1} | settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
 
 
 def open_pipeline(folder):
     """Return diffusers' pipeline of a folder, in float32."""
-    index = json.loads((pathlib.Path(folder) / "model_index.json").read_text())
-    needs_torchvision = index.get("tokenizer", [""])[-1] == "PixtralProcessor"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pipe = DiffusionPipeline.from_pretrained(
-            folder, dtype=torch.float32, **{"tokenizer": None} if needs_torchvision else {}
-        )
-    if needs_torchvision:  # to read images; it gives texts to its tokenizer
-        pipe.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, subfolder="tokenizer")
+    folder = pathlib.Path(folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    match index["_class_name"]:
+        case "QwenImageEditPlusPipeline" | "QwenImage21Pipeline" as name:
+            import qwen_pipelines
+
+            is_21 = name == "QwenImage21Pipeline"
+            pipe = (qwen_pipelines.open_qwen_image_21 if is_21 else qwen_pipelines.open_edit_plus)(folder)
+        case name:
+            needs_torchvision = name == "Flux2Pipeline"  # its processor reads images; it gives texts to its tokenizer
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                others = {"tokenizer": None} if needs_torchvision else {}
+                pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, **others)
+            if needs_torchvision:
+                pipe.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, subfolder="tokenizer")
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -58,5 +66,30 @@ def make_request(number, **fields):
 
 def generate_with_pipeline(pipe, request, folder=None, **options):
     """The image of diffusers' own loop, [height, width, 3]; the scheduler's settings are those of `folder`."""
-    set_scheduler(pipe, request, folder)
-    return run_pipeline(pipe, request, **options)
+    name = type(pipe).__name__
+    set_scheduler(pipe, request, folder, **({"clip_sample": False} if name.startswith("PixArt") else {}))
+    image = run_pipeline(pipe, request, **_options_of(name, pipe, request) | options)
+    return _on_white(image) if image.shape[-1] == 4 else image
+
+
+def _on_white(image):
+    rgba = image / 255
+    assert rgba[..., 3].min() < 0.9, "opacity would not matter"
+    return (255 * (rgba[..., :3] * rgba[..., 3:] + 1 - rgba[..., 3:])).round().astype(np.uint8)
+
+
+def _options_of(name, pipe, request):
+    """The options of a pipeline with which it computes what a request asks for."""
+    payload = request.payload
+    if name.startswith("QwenImage"):
+        return {"true_cfg_scale": payload.guidance_scale, "guidance_scale": None}
+    if name.startswith(("Sana", "PixArt")):
+        exact = {"clean_caption": False, "use_resolution_binning": False}
+        return {"negative_prompt": payload.negative_prompt or "", **exact}
+    if not name.startswith("Flux2"):
+        return {}
+    if payload.negative_prompt is None or name == "Flux2Pipeline":  # which takes no negative prompt
+        return {"negative_prompt": None}
+    with torch.inference_mode():
+        embeds, *_ = pipe.encode_prompt(payload.negative_prompt)
+    return {"negative_prompt": None, "negative_prompt_embeds": embeds}

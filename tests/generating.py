@@ -9,10 +9,10 @@ from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady, StepLoop
 from noria.engine.resumption import read_resumption
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.protocol.messages import Resume
 from noria.scheduling.step.scheduler import StepScheduler
@@ -98,18 +98,23 @@ def difference(a, b):
 
 def assert_rows_as_alone(denoiser, latents, times, texts, min_change=1e-3):
     """Each row of a call is as alone, and changes with the text of another row."""
-    together = denoiser.predict(latents, times, collate(texts), None)
+    scales = torch.arange(len(texts), device=times.device) * 3.0 if denoiser.guidance.embedded else None
+    together = denoiser.predict(latents, times, collate(texts), scales)
     for k in range(len(texts)):
-        row, time = latents[k][None], times[k : k + 1]
-        alone = denoiser.predict(row, time, collate(texts[k : k + 1]), None)[0]
+        row, time, scale = latents[k][None], times[k : k + 1], None if scales is None else scales[k : k + 1]
+        alone = denoiser.predict(row, time, collate(texts[k : k + 1]), scale)[0]
+        assert together[k].shape == alone.shape
         assert (together[k] - alone).abs().max() <= 1e-5 * alone.abs().max()
-        other = denoiser.predict(row, time, collate([texts[k - 1]]), None)[0]
+        other = denoiser.predict(row, time, collate([texts[k - 1]]), scale)[0]
         assert (other - alone).abs().max() > min_change * alone.abs().max()
 
 
-def assert_adapter_changes_its_image_alone(bare, make_request, folder):
-    """An adapter of all layers, written into `folder`, changes the images that name it, in a batch with others."""
-    save_diffusers_lora(folder / "all.safetensors", bare.model.lora_parts, rank=2)
+def assert_adapter_changes_its_image_alone(bare, make_request, folder, *endings):
+    """An adapter of all layers that end so, written into `folder`, changes the images that name it, beside others.
+
+    Returns the images of a batch, of which the second and the fourth name it.
+    """
+    save_diffusers_lora(folder / "all.safetensors", bare.model.lora_parts, *endings, rank=2)
     config = EngineConfig(dtype="float32", slots=8, threads=1, loras=(str(folder),))
     executor = DiffusionExecutor(bare.model, config)
     lora = Lora("all", 0.7, digest_of(folder / "all.safetensors"))
@@ -119,6 +124,7 @@ def assert_adapter_changes_its_image_alone(bare, make_request, folder):
     for number, image in enumerate(bare_images):
         changed = difference(together[image], bare_images[image])
         assert changed > 5 if number % 2 else changed <= NATURAL_TOLERANCE
+    return together
 
 
 def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):

@@ -11,8 +11,8 @@ import pytest
 
 from encoders import make_encoder, open_exported, transformers_alone
 from noria.cli.main import main
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import TokenRow
 
 TEXTS = ["a red circle", "a blue square", "word " * 300]
 

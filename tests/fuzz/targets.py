@@ -42,7 +42,7 @@ from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata, save_options
 from noria.images.reference_size import place_reference
 from noria.images.start_image import ImageFiles, RequestImages
-from noria.models.adapter_folders import AdapterFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
 from noria.models.catalog import open_model
 from noria.protocol import messages
 from noria.protocol.text import TextResult, TextTimings
@@ -691,7 +691,7 @@ def gguf_seeds():
 @contextlib.contextmanager
 def open_ggufs():
     """Read headers."""
-    from noria.models.gguf_file import read_gguf_header
+    from noria.models.files.gguf_file import read_gguf_header
 
     with tempfile.TemporaryDirectory(prefix="noria-fuzz-") as name:
         file = pathlib.Path(name) / "a.gguf"

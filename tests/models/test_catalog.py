@@ -15,9 +15,9 @@ import pytest
 from noria.errors import ModelError
 from noria.models.catalog import count_parameters, fingerprint_of, have_same_architecture, open_model
 from noria.models.families import FAMILIES
+from noria.models.files.weights import read_header, read_weights, shell_command, variant, weight_files
 from noria.models.location import BUNDLED
 from noria.models.needed_files import select_needed_files
-from noria.models.weights import read_header, read_weights, shell_command, variant, weight_files
 from noria.testing.fake_encoder import FAKE_ENCODER
 
 UNET, VAE, TEXT = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from noria.config import Config
-from noria.models.lora_folders import LoraFolders
+from noria.models.adapters.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.benches import scenarios, suite_options, sweeps
 from noria_bench.benches.scenarios import SCENARIOS

@@ -17,7 +17,7 @@ from noria.cli.local_generation import run_loop
 from noria.config import Config
 from noria.frontend.services.images.request_validation import validate
 from noria.images import scheduler_names
-from noria.models.adapter_folders import AdapterFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
 from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequest, ImageRequestBody

@@ -11,9 +11,9 @@ _UNBATCHED = tuple(f"reference-{name}" for name in ("stream-async", "response-as
 _GPU_TESTS = (
     "tests/engine/diffusion/test_executor.py",
     "tests/engine/diffusion/test_timing.py",
-    "tests/models/diffusion/test_ragged_families.py",
-    "tests/models/diffusion/test_z_image.py",
-    "tests/models/diffusion/test_graphed_calls.py",
+    "tests/models/diffusion/transformer_models/test_each_family.py",
+    "tests/models/diffusion/transformer_models/test_z_image.py",
+    "tests/models/diffusion/unet_models/test_graphed_calls.py",
     "tests/engine/encoder/test_sessions.py",
     "tests/engine/encoder/test_packing.py",
     "benchmarks/tests/device/test_step_timing.py",

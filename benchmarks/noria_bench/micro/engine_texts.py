@@ -26,7 +26,7 @@ import zmq
 from noria.config import EngineConfig
 from noria.engine.encoder.sessions import load_sessions
 from noria.models.catalog import open_model_of
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.tokenizers.token_rows import TokenRow
 from noria.protocol.messages import (
     EngineLoad,
     EngineState,

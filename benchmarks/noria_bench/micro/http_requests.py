@@ -60,7 +60,7 @@ call, middleware.__call__ = middleware.__call__, answer
     "EncodingService.encode": """
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
-from noria.models.encoder.tokens import TokenizedText
+from noria.models.encoder.tokenizers.tokens import TokenizedText
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.testing.fake_encoder import FAKE_ENCODER
 numbers, text = memoryview(bytes(32)).cast("f"), TokenizedText(5, b"")

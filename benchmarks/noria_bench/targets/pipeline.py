@@ -8,8 +8,8 @@ import torch
 
 from noria.config import EngineConfig
 from noria.images import scheduler_names
+from noria.models.adapters.lora_folders import LoraFolders
 from noria.models.diffusion.unet_models.unet import set_attention
-from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec, Lora
 
 

@@ -15,7 +15,7 @@ from http_servers import HttpServer
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
 from noria.models.catalog import open_model_of
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.server import RunningServer

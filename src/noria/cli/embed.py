@@ -76,8 +76,8 @@ def _compute(spec: Any, config: Any, texts: list[str]) -> tuple[Any, list[int], 
     import numpy as np
 
     from noria.engine.encoder.sessions import load_sessions
-    from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-    from noria.models.encoder.token_rows import TokenRow, compute
+    from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+    from noria.models.encoder.tokenizers.token_rows import TokenRow, compute
 
     prompt = dict(spec.prompts).get(spec.default_prompt, "")
     rows = HuggingFaceTokenizer(spec).encode([prompt + text for text in texts])

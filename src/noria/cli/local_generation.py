@@ -22,9 +22,9 @@ from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImageFacts, RequestImages
-from noria.models.adapter_folders import AdapterFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
+from noria.models.adapters.hub_adapters import download_hub_adapters
 from noria.models.catalog import open_model_of
-from noria.models.hub_adapters import download_hub_adapters
 from noria.protocol.diffusion import Control, DiffusionModelSpec, DiffusionPayload, IpAdapter
 from noria.protocol.messages import ImageDone
 from noria.protocol.request import ControlField, ImageRequest, ImageRequestBody, IpAdapterField, TwoPassRequestBody

@@ -59,8 +59,8 @@ from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.user_code.endpoints import UserEndpoints
 from noria.frontend.user_code.routes import UserEndpointRoutes
 from noria.jobs.service import JobService, open_job_service
-from noria.models.adapter_folders import AdapterFolders
-from noria.models.encoder.tokens import Tokenizer
+from noria.models.adapters.adapter_folders import AdapterFolders
+from noria.models.encoder.tokenizers.tokens import Tokenizer
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.protocol.tasks import random_worker_id
 from noria.protocol.text import EncoderModelSpec
@@ -275,6 +275,6 @@ def _grpc_server(
 
 def _load_tokenizer(spec: EncoderModelSpec) -> Tokenizer:
     """Return the tokenizer of a folder; front ends without text encoders never import the library."""
-    from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
+    from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
 
     return HuggingFaceTokenizer(spec)

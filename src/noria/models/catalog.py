@@ -16,9 +16,8 @@ from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.models.families import FAMILIES, identify_family
 from noria.models.family import Family
-from noria.models.location import locate
-from noria.models.sentencepiece_file import SPIECE, needs_pieces
-from noria.models.weights import (
+from noria.models.files.sentencepiece_file import SPIECE, needs_pieces
+from noria.models.files.weights import (
     identifying_bytes,
     num_tensor_parameters,
     read_object,
@@ -28,6 +27,7 @@ from noria.models.weights import (
     short_digest,
     weight_files,
 )
+from noria.models.location import locate
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from noria.errors import ModelError, short_repr
 from noria.models.encoder.architectures import CLASS_PREFIXES, CLASSES, DENSE_PATHS, TASK_FOLDERS
-from noria.models.encoder.tower_config import DOUBLE_TOWERS, TOWERS
+from noria.models.encoder.folders.tower_config import DOUBLE_TOWERS, TOWERS
 from noria.models.family import MASKLESS_ATTENTION, Family, Part
+from noria.models.files.weights import read_object
 from noria.models.foreign_folders import describe_config, describe_folder
-from noria.models.weights import read_object
 
 INDEX_FILES: Mapping[str, tuple[str, ...]] = {
     "model_index.json": ("_class_name",),
@@ -42,6 +42,31 @@ def _network(*classes: str) -> Part:
 def _text_encoder(*classes: str) -> Part:
     """Return a text encoder, one of transformers' classes."""
     return Part(classes, "model")
+
+
+def _with_transformer(
+    name: str,
+    description: str,
+    class_names: tuple[str, ...],
+    module: str,
+    *,
+    inspect: str = "inspect",
+    attention: tuple[str, ...] = ("sdpa",),
+    gpu_dtype: str = "bfloat16",
+    **parts: Part,
+) -> Family:
+    """Return the family of a transformer: `module` is the name of both of its modules, and of its class."""
+    stem, _, model_class = module.partition(":")
+    return Family(
+        name,
+        description,
+        class_names,
+        _parts(**parts),
+        inspect_with=f"noria.models.diffusion.folders.transformer_models.{stem}_folder:{inspect}",
+        load_with=f"noria.models.diffusion.transformer_models.{stem}:{model_class}.load",
+        attention=attention,
+        gpu_dtype=gpu_dtype,
+    )
 
 
 _CLIP_TOKENIZER = Part(("CLIPTokenizer", "CLIPTokenizerFast"))
@@ -100,202 +125,156 @@ _ROWS = (
         inspect_with="noria.models.diffusion.folders.unet_models.refiner_folder:inspect",
         load_with="noria.models.diffusion.unet_models.refiner:load_refiner",
     ),
-    Family(
+    _with_transformer(
         name="z-image",
         description="Z-Image and Z-Image-Turbo",
         class_names=("ZImagePipeline",),
-        parts=_parts(
-            tokenizer=_QWEN_TOKENIZER,
-            text_encoder=_QWEN3,
-            transformer=_network("ZImageTransformer2DModel"),
-            vae=_KL_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.z_image_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.z_image:ZImage.load",
+        module="z_image:ZImage",
         attention=_WITH_PADDING,
-        gpu_dtype="bfloat16",
+        tokenizer=_QWEN_TOKENIZER,
+        text_encoder=_QWEN3,
+        transformer=_network("ZImageTransformer2DModel"),
+        vae=_KL_VAE,
     ),
-    Family(
+    _with_transformer(
         name="qwen-image",
         description="Qwen-Image",
         class_names=("QwenImagePipeline",),
-        parts=_parts(
-            tokenizer=_QWEN_TOKENIZER,
-            text_encoder=_text_encoder("Qwen2_5_VLForConditionalGeneration"),
-            transformer=_network("QwenImageTransformer2DModel"),
-            vae=_QWEN_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.qwen_image_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.qwen_image:QwenImage.load",
+        module="qwen_image:QwenImage",
         attention=_WITH_PADDING,
-        gpu_dtype="bfloat16",
+        tokenizer=_QWEN_TOKENIZER,
+        text_encoder=_text_encoder("Qwen2_5_VLForConditionalGeneration"),
+        transformer=_network("QwenImageTransformer2DModel"),
+        vae=_QWEN_VAE,
     ),
-    Family(
+    _with_transformer(
         name="qwen-image-edit-plus",
         description="Qwen-Image-Edit-Plus",
         class_names=("QwenImageEditPlusPipeline",),
-        parts=_parts(
-            tokenizer=_QWEN_TOKENIZER,
-            processor=Part(("Qwen2VLProcessor", "Qwen2_5_VLProcessor")),
-            text_encoder=_text_encoder("Qwen2_5_VLForConditionalGeneration"),
-            transformer=_network("QwenImageTransformer2DModel"),
-            vae=_QWEN_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.qwen_image_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.qwen_image:QwenImageEditPlus.load",
+        module="qwen_image:QwenImageEditPlus",
         attention=_WITH_PADDING,
-        gpu_dtype="bfloat16",
+        tokenizer=_QWEN_TOKENIZER,
+        processor=Part(("Qwen2VLProcessor", "Qwen2_5_VLProcessor")),
+        text_encoder=_text_encoder("Qwen2_5_VLForConditionalGeneration"),
+        transformer=_network("QwenImageTransformer2DModel"),
+        vae=_QWEN_VAE,
     ),
-    Family(
+    _with_transformer(
         name="qwen-image-2-1",
         description="Qwen-Image 2.1",
         class_names=("QwenImage21Pipeline",),
-        parts=_parts(
-            processor=Part(("Qwen3VLProcessor",)),
-            text_encoder=_text_encoder("Qwen3VLForConditionalGeneration"),
-            transformer=_network("QwenImage21Transformer2DModel"),
-            vae=_network("AutoencoderKLQwenImage21"),
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.qwen_image_21_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.qwen_image_21:QwenImage21.load",
+        module="qwen_image_21:QwenImage21",
         attention=_WITH_ANY_MASK,
-        gpu_dtype="bfloat16",
+        processor=Part(("Qwen3VLProcessor",)),
+        text_encoder=_text_encoder("Qwen3VLForConditionalGeneration"),
+        transformer=_network("QwenImage21Transformer2DModel"),
+        vae=_network("AutoencoderKLQwenImage21"),
     ),
-    Family(
+    _with_transformer(
         name="krea-2",
         description="Krea 2",
         class_names=("Krea2Pipeline",),
-        parts=_parts(
-            tokenizer=_QWEN_TOKENIZER,
-            text_encoder=_text_encoder("Qwen3VLModel", "Qwen3VLForConditionalGeneration"),
-            transformer=_network("Krea2Transformer2DModel"),
-            vae=_QWEN_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.krea2_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.krea2:Krea2.load",
+        module="krea2:Krea2",
         attention=_WITH_PADDING,
-        gpu_dtype="bfloat16",
+        tokenizer=_QWEN_TOKENIZER,
+        text_encoder=_text_encoder("Qwen3VLModel", "Qwen3VLForConditionalGeneration"),
+        transformer=_network("Krea2Transformer2DModel"),
+        vae=_QWEN_VAE,
     ),
-    Family(
+    _with_transformer(
         name="lumina-2",
         description="Lumina Image 2",
         class_names=("Lumina2Pipeline",),
-        parts=_parts(
-            tokenizer=_GEMMA_TOKENIZER,
-            text_encoder=_GEMMA2,
-            transformer=_network("Lumina2Transformer2DModel"),
-            vae=_KL_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.lumina2_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.lumina2:Lumina2.load",
-        gpu_dtype="bfloat16",
+        module="lumina2:Lumina2",
+        tokenizer=_GEMMA_TOKENIZER,
+        text_encoder=_GEMMA2,
+        transformer=_network("Lumina2Transformer2DModel"),
+        vae=_KL_VAE,
     ),
-    Family(
+    _with_transformer(
         name="stable-diffusion-3",
         description="Stable Diffusion 3 and 3.5",
         class_names=("StableDiffusion3Pipeline",),
-        parts=_parts(
-            tokenizer=_CLIP_TOKENIZER,
-            text_encoder=_CLIP_WITH_PROJECTION,
-            tokenizer_2=_CLIP_TOKENIZER,
-            text_encoder_2=_CLIP_WITH_PROJECTION,
-            tokenizer_3=_T5_TOKENIZER,
-            text_encoder_3=_T5,
-            transformer=_network("SD3Transformer2DModel"),
-            vae=_KL_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.stable_diffusion_3_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.stable_diffusion_3:StableDiffusion3.load",
+        module="stable_diffusion_3:StableDiffusion3",
+        gpu_dtype="float16",
+        tokenizer=_CLIP_TOKENIZER,
+        text_encoder=_CLIP_WITH_PROJECTION,
+        tokenizer_2=_CLIP_TOKENIZER,
+        text_encoder_2=_CLIP_WITH_PROJECTION,
+        tokenizer_3=_T5_TOKENIZER,
+        text_encoder_3=_T5,
+        transformer=_network("SD3Transformer2DModel"),
+        vae=_KL_VAE,
     ),
-    Family(
+    _with_transformer(
         name="flux",
         description="FLUX.1 dev, schnell, Fill and Kontext",
         class_names=("FluxPipeline", "FluxFillPipeline", "FluxKontextPipeline"),
-        parts=_parts(
-            tokenizer=_CLIP_TOKENIZER,
-            text_encoder=_CLIP,
-            tokenizer_2=_T5_TOKENIZER,
-            text_encoder_2=_T5,
-            transformer=_network("FluxTransformer2DModel"),
-            vae=_KL_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.flux_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.flux:Flux.load",
+        module="flux:Flux",
         attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
-        gpu_dtype="bfloat16",
+        tokenizer=_CLIP_TOKENIZER,
+        text_encoder=_CLIP,
+        tokenizer_2=_T5_TOKENIZER,
+        text_encoder_2=_T5,
+        transformer=_network("FluxTransformer2DModel"),
+        vae=_KL_VAE,
     ),
-    Family(
+    _with_transformer(
         name="chroma",
         description="Chroma",
         class_names=("ChromaPipeline",),
-        parts=_parts(
-            tokenizer=_T5_TOKENIZER,
-            text_encoder=_T5,
-            transformer=_network("ChromaTransformer2DModel"),
-            vae=_KL_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.chroma_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.chroma:Chroma.load",
+        module="chroma:Chroma",
         attention=_WITH_ANY_MASK,
-        gpu_dtype="bfloat16",
+        tokenizer=_T5_TOKENIZER,
+        text_encoder=_T5,
+        transformer=_network("ChromaTransformer2DModel"),
+        vae=_KL_VAE,
     ),
-    Family(
+    _with_transformer(
         name="flux-2-klein",
         description="FLUX.2 klein, distilled or not",
         class_names=("Flux2KleinPipeline",),
-        parts=_parts(
-            tokenizer=_QWEN_TOKENIZER,
-            text_encoder=_QWEN3,
-            transformer=_network("Flux2Transformer2DModel"),
-            vae=_network("AutoencoderKLFlux2"),
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.flux_2_folder:inspect_klein",
-        load_with="noria.models.diffusion.transformer_models.flux_2:Flux2Klein.load",
+        module="flux_2:Flux2Klein",
+        inspect="inspect_klein",
         attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
-        gpu_dtype="bfloat16",
+        tokenizer=_QWEN_TOKENIZER,
+        text_encoder=_QWEN3,
+        transformer=_network("Flux2Transformer2DModel"),
+        vae=_network("AutoencoderKLFlux2"),
     ),
-    Family(
+    _with_transformer(
         name="flux-2-dev",
         description="FLUX.2 dev",
         class_names=("Flux2Pipeline",),
-        parts=_parts(
-            tokenizer=Part(("PixtralProcessor",)),
-            text_encoder=_text_encoder("Mistral3ForConditionalGeneration"),
-            transformer=_network("Flux2Transformer2DModel"),
-            vae=_network("AutoencoderKLFlux2"),
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.flux_2_folder:inspect_dev",
-        load_with="noria.models.diffusion.transformer_models.flux_2:Flux2Dev.load",
+        module="flux_2:Flux2Dev",
+        inspect="inspect_dev",
         attention=(*_WITH_PADDING, *MASKLESS_ATTENTION),
-        gpu_dtype="bfloat16",
+        tokenizer=Part(("PixtralProcessor",)),
+        text_encoder=_text_encoder("Mistral3ForConditionalGeneration"),
+        transformer=_network("Flux2Transformer2DModel"),
+        vae=_network("AutoencoderKLFlux2"),
     ),
-    Family(
+    _with_transformer(
         name="sana",
         description="Sana and Sana 1.5, without Sprint",
         class_names=("SanaPipeline",),
-        parts=_parts(
-            tokenizer=_GEMMA_TOKENIZER,
-            text_encoder=_GEMMA2,
-            transformer=_network("SanaTransformer2DModel"),
-            vae=_network("AutoencoderDC"),
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.sana_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.sana:Sana.load",
-        gpu_dtype="bfloat16",
+        module="sana:Sana",
+        tokenizer=_GEMMA_TOKENIZER,
+        text_encoder=_GEMMA2,
+        transformer=_network("SanaTransformer2DModel"),
+        vae=_network("AutoencoderDC"),
     ),
-    Family(
+    _with_transformer(
         name="pixart-sigma",
         description="PixArt-Σ",
         class_names=("PixArtSigmaPipeline",),
-        parts=_parts(
-            tokenizer=_T5_TOKENIZER,
-            text_encoder=_T5,
-            # Published folders name its class of earlier versions of diffusers.
-            transformer=_network("PixArtTransformer2DModel", "Transformer2DModel"),
-            vae=_KL_VAE,
-        ),
-        inspect_with="noria.models.diffusion.folders.transformer_models.pixart_sigma_folder:inspect",
-        load_with="noria.models.diffusion.transformer_models.pixart_sigma:PixArtSigma.load",
+        module="pixart_sigma:PixArtSigma",
+        gpu_dtype="float16",
+        tokenizer=_T5_TOKENIZER,
+        text_encoder=_T5,
+        # Published folders name its class of earlier versions of diffusers.
+        transformer=_network("PixArtTransformer2DModel", "Transformer2DModel"),
+        vae=_KL_VAE,
     ),
     Family(
         name="text-encoder",
@@ -319,7 +298,7 @@ _ROWS = (
         ),
         extra="encoders",
         packages=("tokenizers", "onnxruntime"),
-        inspect_with="noria.models.encoder.encoder_folder:inspect",
+        inspect_with="noria.models.encoder.folders.encoder_folder:inspect",
         load_with="noria.models.encoder.checkpoint:load",
     ),
 )

@@ -12,7 +12,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError, short_repr
 from noria.extras import check_installed
-from noria.models.weights import read_text
+from noria.models.files.weights import read_text
 from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.model_spec import ModelSpec
 

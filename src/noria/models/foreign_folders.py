@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from noria.errors import ModelError, short_repr
-from noria.models.weights import REDOWNLOAD_HINT, read_object, read_text
+from noria.models.files.weights import REDOWNLOAD_HINT, read_object, read_text
 
 DESCRIBING_FILES = ("adapter_config.json", "modules.json")
 """Small files by which `describe_folder` knows a folder without its weights."""

@@ -13,12 +13,12 @@ from noria.errors import ModelError, SetupError, UnavailableNow, did_you_mean, s
 from noria.extras import check_installed
 from noria.folders import cache_folder
 from noria.models.diffusion.single_file.checkpoint_header import SUFFIX as SINGLE_FILE_SUFFIX
-from noria.models.encoder.tower_config import CLIP_FOLDER
+from noria.models.encoder.folders.tower_config import CLIP_FOLDER
 from noria.models.families import INDEX_FILES, identify_family
+from noria.models.files.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.files.weights import GGUF_PART, PICKLES
 from noria.models.foreign_folders import DESCRIBING_FILES
-from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
 from noria.models.needed_files import FP16, text_patterns, weight_patterns
-from noria.models.weights import GGUF_PART, PICKLES
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.ASCII | re.IGNORECASE)
 _HUB_URL = re.compile(

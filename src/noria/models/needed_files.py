@@ -10,9 +10,9 @@ from collections.abc import Collection
 from noria.errors import ModelError, short_repr
 from noria.models.families import INDEX_FILES
 from noria.models.family import Family
-from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
-from noria.models.sentencepiece_file import SPIECE
-from noria.models.weights import GGUF_PART, PICKLES
+from noria.models.files.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.files.sentencepiece_file import SPIECE
+from noria.models.files.weights import GGUF_PART, PICKLES
 
 _MAX_NAMED = 3
 _HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")  # bge-m3's

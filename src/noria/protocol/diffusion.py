@@ -67,14 +67,14 @@ class Lora(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str  # name of its file, without .safetensors
     weight: float = 1.0
-    digest: str | None = None  # the file's, by `models/lora_folders.py`; None in a request: whatever the file is now
+    digest: str | None = None  # the file's, by `models/adapters/lora_folders.py`; None in a request: any
 
 
 class Embedding(Struct, frozen=True):
     """An embedding that a prompt names."""
 
     name: str  # name of its file, without .safetensors
-    digest: str  # the file's, by `models/lora_folders.py`
+    digest: str  # the file's, by `models/adapters/lora_folders.py`
 
 
 class Control(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,16 +8,16 @@ import msgspec
 
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
+from noria.models.adapters.controlnet_folders import ControlNetFolders
+from noria.models.adapters.embedding_folders import EmbeddingFolders
+from noria.models.adapters.ip_adapter_files import IpAdapterFiles
+from noria.models.adapters.lora_folders import LoraFolders
+from noria.models.adapters.refiner_folders import RefinerFolders
+from noria.models.adapters.safety_folders import SafetyFolders
+from noria.models.adapters.upscaler_folders import UpscalerFolders
 from noria.models.catalog import open_model
 from noria.models.checkpoint_folder import checkpoint_files, list_checkpoints
-from noria.models.controlnet_folders import ControlNetFolders
-from noria.models.embedding_folders import EmbeddingFolders
-from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.location import is_single_file
-from noria.models.lora_folders import LoraFolders
-from noria.models.refiner_folders import RefinerFolders
-from noria.models.safety_folders import SafetyFolders
-from noria.models.upscaler_folders import UpscalerFolders
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec

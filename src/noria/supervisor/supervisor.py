@@ -27,7 +27,7 @@ from noria.frontend.access.trusted_proxies import check_proxies
 from noria.frontend.server.tls import check_certificate
 from noria.jobs.results import reject_password
 from noria.jobs.webhooks.signing import secret_file
-from noria.models.hub_adapters import download_hub_adapters
+from noria.models.adapters.hub_adapters import download_hub_adapters
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.logs.setup import fields
 from noria.observe.metrics.mmap_writer import BYTES_PER_PROCESS, has_space

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from noria.models.encoder.token_rows import FloatArray, TokenRow
-from noria.models.encoder.tokens import TextInput, TokenizedText, TokenSpan
+from noria.models.encoder.tokenizers.token_rows import FloatArray, TokenRow
+from noria.models.encoder.tokenizers.tokens import TextInput, TokenizedText, TokenSpan
 from noria.protocol.request import EngineRequest, TextRequest
 from noria.protocol.text import EncoderModelSpec, ImageInput, LateInteraction, TextPayload, TruncationSide
 

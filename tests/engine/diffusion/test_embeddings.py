@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from generating import assert_as_alone, difference, generate, load
 from noria.errors import ConfigError, InvalidField
+from noria.models.adapters.embedding_folders import EmbeddingFolders
 from noria.models.diffusion.unet_models import text_embedding
-from noria.models.embedding_folders import EmbeddingFolders
 from noria.testing.requests import make_image_request
 
 

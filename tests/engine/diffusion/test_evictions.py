@@ -12,7 +12,7 @@ from noria.engine.diffusion import executor as executor_module
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.image_state import BegunImage
 from noria.engine.loop import RequestEnded, RequestHandedOver, ResultReady
-from noria.models.lora_folders import digest_of
+from noria.models.adapters.lora_folders import digest_of
 from noria.protocol.diffusion import Control, Lora
 from noria.scheduling.types import FinishReason
 from noria.testing.requests import make_image_request

@@ -32,8 +32,8 @@ from noria.engine.diffusion.results import DecodedImage
 from noria.engine.loop import PreviewReady, RequestHandedOver, ResultReady, StepLoop
 from noria.errors import InvalidField, ModelError
 from noria.images import scheduler_names
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.conditioning import Conditioning
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler

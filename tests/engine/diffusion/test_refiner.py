@@ -30,8 +30,8 @@ from noria.engine.diffusion.warmup.calibration import cost_key, measure_costs
 from noria.engine.loop import PreviewReady
 from noria.errors import InvalidField
 from noria.images import scheduler_names
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.conditioning import collate
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora, Refinement
 from noria.scheduling.costs import CostModel
 from noria.testing.requests import make_image_request

@@ -15,9 +15,9 @@ from noria.engine.diffusion.sizing.weight_bytes import weights_of, weights_to_lo
 from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.engine.loop import PreviewReady, ResultReady, StepLoop
 from noria.errors import ModelError
+from noria.models.adapters.safety_folders import SafetyFolders
 from noria.models.catalog import open_model
 from noria.models.diffusion.safety_classifier import load_safety_check
-from noria.models.safety_folders import SafetyFolders
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.testing.requests import make_image_request
 from safety_classifiers import save_classifier

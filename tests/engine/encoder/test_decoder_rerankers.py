@@ -18,9 +18,9 @@ from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.frontend.services.texts.scores import scores
 from noria.models.encoder.checkpoint import load
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.reranker_folder import parse_chat_template
-from noria.models.encoder.token_rows import Session
+from noria.models.encoder.folders.reranker_folder import parse_chat_template
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import Session
 from noria.protocol.text import EncoderModelSpec, TokenHead
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]

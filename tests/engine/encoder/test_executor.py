@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from noria.engine.encoder.executor import EncoderExecutor
 from noria.engine.encoder.request import prepare
 from noria.errors import InvalidField
-from noria.models.encoder.token_rows import ImageRow, TokenRow
+from noria.models.encoder.tokenizers.token_rows import ImageRow, TokenRow
 from noria.protocol.text import EncoderModelSpec, Patches, TextResult
 from noria.scheduling.types import BatchPlan, ItemId
 from noria.testing.fake_encoder import FAKE_ENCODER, IMAGES, FakeSession, fake_vector, make_text_request

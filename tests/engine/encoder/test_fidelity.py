@@ -11,7 +11,7 @@ import pytest
 from noria.engine.encoder.fidelity import check_fidelity, corpus_rows, measure_fidelity
 from noria.engine.resources.fidelity import Fidelity, read_fidelity
 from noria.errors import ModelError
-from noria.models.encoder.token_rows import FloatArray, TokenRow
+from noria.models.encoder.tokenizers.token_rows import FloatArray, TokenRow
 from noria.protocol.text import EncoderModelSpec
 
 ROWS = [TokenRow(np.arange(length)) for length in (3, 12, 5)]

@@ -17,9 +17,9 @@ from noria.config import EngineConfig
 from noria.engine.encoder.sessions import load_sessions
 from noria.images.embedded_image import embedded_pixels
 from noria.images.image_file import ImageFile
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.onnx_export import export
-from noria.models.encoder.token_rows import ImageRow, Row, TokenRow, image_part
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import ImageRow, Row, TokenRow, image_part
 from noria.protocol.text import EncoderModelSpec
 
 CONFIG = EngineConfig(encoder_sessions=1, threads=1)

@@ -21,7 +21,7 @@ from noria.models.encoder.architectures import CAUSAL, CLASS_PREFIXES, EMBEDDING
 from noria.models.encoder.checkpoint import EncoderModule
 from noria.models.encoder.packing import PackedModule
 from noria.models.encoder.pooling import PackedTexts, pool
-from noria.models.encoder.token_rows import INPUTS, FloatArray, TokenRow, pack, pad, unpack, unpad
+from noria.models.encoder.tokenizers.token_rows import INPUTS, FloatArray, TokenRow, pack, pad, unpack, unpad
 from noria.protocol.text import Splade
 
 VOCABULARY, LONGEST = 60, 60

@@ -26,8 +26,8 @@ from encoders import (
     sentence_transformer,
     write_json,
 )
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 
 NORMALIZE = {"type": "sentence_transformers.models.Normalize", "path": ""}

@@ -35,8 +35,8 @@ from noria.frontend.services.texts.text_request import (
     make_payload,
     with_prompt,
 )
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import Session, TokenRow
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import Session, TokenRow
 from noria.protocol.request import EngineRequest
 from noria.protocol.text import EncoderModelSpec, Splade
 from noria.scheduling.types import BatchPlan, ItemId

@@ -20,8 +20,8 @@ from noria.engine.encoder.sessions import find_device, load_sessions, num_cores,
 from noria.engine.encoder.torch_session import TorchSession, bucket
 from noria.errors import ConfigError, MissingExtra, ModelError
 from noria.models.catalog import open_model_of
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import TokenRow, compute
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import TokenRow, compute
 from noria.protocol.text import EncoderModelSpec
 
 CONFIG = EngineConfig(encoder_sessions=2, threads=1)

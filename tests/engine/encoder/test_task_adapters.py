@@ -40,9 +40,9 @@ from noria.frontend.services.texts.text_request import (
 from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.encoder import checkpoint
 from noria.models.encoder.architectures import TASK_FOLDERS
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
 from noria.models.encoder.onnx_export import _sample_rows
-from noria.models.encoder.token_rows import TokenRow
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import TokenRow
 from noria.protocol.text import EncoderModelSpec
 from noria.testing.fake_encoder import make_text_request
 
@@ -264,7 +264,7 @@ def test_a_missing_adapter_and_one_of_another_model_are_rejected(
     assert have_same_architecture(open_encoder(folder), jina)
     assert jina.num_parameters == count_parameters(jina)
     with monkeypatch.context() as context:
-        context.setattr("noria.models.encoder.task_folder._MAX_RANKS", 18)
+        context.setattr("noria.models.encoder.folders.task_folder._MAX_RANKS", 18)
         with pytest.raises(ModelError, match="the ranks of all adapters sum up to 19; allowed are 18"):
             open_encoder(folder)
     file = folder / "separation/adapter_model.safetensors"

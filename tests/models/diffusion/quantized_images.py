@@ -35,10 +35,10 @@ from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.engine.diffusion.warmup.calibration import device_name
 from noria.engine.diffusion.warmup.quantized_loading import precision_of
 from noria.errors import ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.block_quantization import denoiser_part
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 from pipelines import run_pipeline

@@ -24,9 +24,9 @@ from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion.folders import pipeline_folder, quantization
 from noria.models.diffusion.folders.quantization import Torchao, read_quantization
 from noria.models.families import FAMILIES
-from noria.models.gguf_file import read_gguf_header
+from noria.models.files.gguf_file import read_gguf_header
+from noria.models.files.weights import weight_bytes
 from noria.models.needed_files import select_needed_files
-from noria.models.weights import weight_bytes
 from python_environment import environment_python
 
 INT8 = {

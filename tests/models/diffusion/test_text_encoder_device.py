@@ -1,13 +1,11 @@
 """Text encoders, also on another device than the model: on the CPU, and the model on torch's meta device."""
 
-import functools
 import json
 import shutil
 
 import pytest
 import torch
 
-import tiny_models
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
@@ -15,27 +13,15 @@ from noria.engine.diffusion.loras.model_loras import AdaptedPrompt, ModelLoras
 from noria.engine.diffusion.sizing.auto_settings import Machine, resolve_auto
 from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.errors import ConfigError, ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
 REFINER = "stable-diffusion-xl-refiner"  # which is loaded with a model only: `test_refiner.py`
 FAMILY_NAMES = [name for name, family in FAMILIES.items() if family.extra == "diffusion" and name != REFINER]
 PROMPTS = ["a red circle", "a blue square"]
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """A function that returns a tiny folder of a family."""
-
-    @functools.cache
-    def save(family):
-        savers = {name.replace("_", ""): getattr(tiny_models, name) for name in dir(tiny_models)}
-        return savers[f"save{family}".replace("-", "")](tmp_path_factory.mktemp("tiny") / "model")
-
-    return save
 
 
 def load(folder, device, dtype="bfloat16", **settings):

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import torch
 
-import tiny_models
 from flow_pipelines import load, make_request
 from generating import generate
 from lora_files import save_diffusers_lora
@@ -16,6 +15,7 @@ from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.loading import load_executor
 from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.errors import ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.diffusion import block_quantization, part_loading
 from noria.models.diffusion.block_quantization import denoiser_part
@@ -23,7 +23,6 @@ from noria.models.diffusion.conditioning import collate
 from noria.models.diffusion.weight_blocks import blocks_of, choose_streamed
 from noria.models.diffusion.weight_streaming import HostCopies, WeightStreamer, stored_value
 from noria.models.families import FAMILIES
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
 REFINER = "stable-diffusion-xl-refiner"  # which is loaded with a model only
@@ -51,18 +50,6 @@ class CountedCopies(HostCopies):
     def start(self, target, source):
         self.num_copies, self.num_bytes = self.num_copies + 1, self.num_bytes + len(source)
         super().start(target, source)
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """A function that returns a tiny folder of a family."""
-
-    @functools.cache
-    def save(family):
-        savers = {name.replace("_", ""): getattr(tiny_models, name) for name in dir(tiny_models)}
-        return savers[f"save{family}".replace("-", "")](tmp_path_factory.mktemp("tiny") / "model")
-
-    return save
 
 
 @pytest.fixture

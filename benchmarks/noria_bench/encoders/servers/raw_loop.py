@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from noria.config import EngineConfig
 from noria.engine.encoder.sessions import load_sessions
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import Session, TokenRow, pad
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import Session, TokenRow, pad
 from noria.protocol.process_signals import die_with_parent
 from noria.protocol.text import EncoderModelSpec
 from noria_bench.encoders.servers.job import EncoderFiles

@@ -19,7 +19,7 @@ from noria.engine.resources.fidelity import Fidelity, read_fidelity
 from noria.errors import NoriaError
 from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import ExportRecord, find
-from noria.models.encoder.tokenizer_files import num_vocabulary_tokens
+from noria.models.encoder.tokenizers.tokenizer_files import num_vocabulary_tokens
 from noria.protocol.text import EncoderModelSpec
 
 _EXPORT_PACKAGES = ("torch", "transformers")

@@ -24,18 +24,18 @@ from noria.engine.resources.fidelity import read_fidelity
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.server.tls import check_certificate
+from noria.models.adapters.controlnet_folders import ControlNetFolders
+from noria.models.adapters.embedding_folders import EmbeddingFolders
+from noria.models.adapters.hub_adapters import download_hub_adapters
+from noria.models.adapters.ip_adapter_files import IpAdapterFiles
+from noria.models.adapters.lora_folders import LoraFolders
+from noria.models.adapters.refiner_folders import RefinerFolders
+from noria.models.adapters.safety_folders import SafetyFolders
+from noria.models.adapters.upscaler_folders import UpscalerFolders
 from noria.models.catalog import count_parameters, open_model
 from noria.models.checkpoint_folder import list_checkpoints
-from noria.models.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.single_file.transformer_file import read_single_file
-from noria.models.embedding_folders import EmbeddingFolders
-from noria.models.hub_adapters import download_hub_adapters
-from noria.models.ip_adapter_files import IpAdapterFiles
 from noria.models.location import SINGLE_FILES
-from noria.models.lora_folders import LoraFolders
-from noria.models.refiner_folders import RefinerFolders
-from noria.models.safety_folders import SafetyFolders
-from noria.models.upscaler_folders import UpscalerFolders
 from noria.observe.cgroup import cpu_limit
 from noria.observe.cpuinfo import cpu_model, read_cpuinfo
 from noria.protocol.diffusion import DiffusionModelSpec

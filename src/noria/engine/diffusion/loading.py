@@ -32,8 +32,8 @@ from noria.engine.multi_model import MultiModelExecutor
 from noria.engine.resources.memory import free_memory_bytes, peak_bytes
 from noria.engine.runtime import StepRuntime, log_imported
 from noria.errors import ConfigError
+from noria.models.adapters.safety_folders import SafetyFolders
 from noria.models.families import FAMILIES
-from noria.models.safety_folders import SafetyFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.messages import ModelPrecision

@@ -33,12 +33,12 @@ from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.diffusion.upscaling.prepared_upscaling import PreparedUpscaling, UpscalingPreparer
 from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, short_repr
+from noria.models.adapters.embedding_folders import EmbeddingFolders
+from noria.models.adapters.refiner_folders import NO_REFINER
 from noria.models.diffusion.diffusion_model import DiffusionModel, ReferencedModel, RefinedModel
 from noria.models.diffusion.prompts.clip_prompt import TextEmbedding
 from noria.models.diffusion.unet_models.refiner import Refiner
 from noria.models.diffusion.unet_models.text_embedding import load_embedding
-from noria.models.embedding_folders import EmbeddingFolders
-from noria.models.refiner_folders import NO_REFINER
 from noria.protocol.diffusion import DiffusionPayload, SecondPass, Upscaling
 from noria.protocol.request import ImageRequest
 from noria.sampling.compile import compile_sampler, is_compiled

@@ -19,7 +19,7 @@ from noria.engine.resources.memory import used_memory_bytes
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resumption import InvalidStateError, StateWithBytes
 from noria.engine.runtime import FinishedBatch
-from noria.models.encoder.token_rows import FloatArray, Session, TokenRow
+from noria.models.encoder.tokenizers.token_rows import FloatArray, Session, TokenRow
 from noria.observe.logs.log_record import fields
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.request import TextRequest

@@ -12,8 +12,16 @@ import numpy as np
 
 from noria.engine.resources.fidelity import Fidelity, read_fidelity, write_fidelity
 from noria.errors import ModelError
-from noria.models.encoder.hf_tokenizer import HuggingFaceTokenizer
-from noria.models.encoder.token_rows import FloatArray, Row, Session, TokenRow, compute, has_images, sample_images
+from noria.models.encoder.tokenizers.hf_tokenizer import HuggingFaceTokenizer
+from noria.models.encoder.tokenizers.token_rows import (
+    FloatArray,
+    Row,
+    Session,
+    TokenRow,
+    compute,
+    has_images,
+    sample_images,
+)
 from noria.protocol.text import Activation, EncoderModelSpec
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from noria.errors import ConfigError, ModelError
 from noria.extras import require
 from noria.models.encoder.onnx_export import OnnxFile
-from noria.models.encoder.token_rows import FloatArray, Row, stack, unpad
+from noria.models.encoder.tokenizers.token_rows import FloatArray, Row, stack, unpad
 
 _PROVIDER = ("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})
 GraphRun = Callable[[dict[str, NDArray[Any]]], FloatArray]

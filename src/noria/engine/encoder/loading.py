@@ -20,7 +20,7 @@ from noria.errors import ModelError, SetupError
 from noria.folders import cache_folder
 from noria.models.catalog import count_parameters, have_same_architecture
 from noria.models.encoder.onnx_export import find_or_export
-from noria.models.encoder.token_rows import Session, TokenRow, image_part, sample_images
+from noria.models.encoder.tokenizers.token_rows import Session, TokenRow, image_part, sample_images
 from noria.observe.logs.log_record import fields
 from noria.protocol.messages import ModelPrecision
 from noria.protocol.model_spec import ModelKey, ModelSpec

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from noria.engine.encoder.fidelity import compare
 from noria.errors import ModelError
-from noria.models.encoder.token_rows import FloatArray, TokenRow
+from noria.models.encoder.tokenizers.token_rows import FloatArray, TokenRow
 from noria.observe.logs.log_record import fields
 from noria.protocol.text import EncoderModelSpec
 

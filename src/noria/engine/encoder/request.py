@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noria.errors import InvalidField
-from noria.models.encoder.token_rows import FloatArray, ImageRow, Row, TokenRow
+from noria.models.encoder.tokenizers.token_rows import FloatArray, ImageRow, Row, TokenRow
 from noria.protocol.request import TextRequest
 from noria.protocol.text import EncoderModelSpec, TextPayload, TextResult, TextSettingsView, TextTimings
 from noria.scheduling.types import BatchKey, Phase, RequestTimings, SchedulableRequest

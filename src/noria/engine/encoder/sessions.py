@@ -22,7 +22,7 @@ from noria.errors import ConfigError
 from noria.extras import require
 from noria.folders import cache_folder
 from noria.models.encoder.onnx_export import find_or_export, model_cache
-from noria.models.encoder.token_rows import FloatArray, ImageRow, Row, Session, has_images, image_part
+from noria.models.encoder.tokenizers.token_rows import FloatArray, ImageRow, Row, Session, has_images, image_part
 from noria.observe.cgroup import cpu_limit, usable_cores
 from noria.observe.cpuinfo import cpu_model
 from noria.observe.logs.log_record import fields

@@ -15,7 +15,7 @@ import torch
 from noria.config import EngineConfig
 from noria.models.cuda_graph import CudaGraph, no_capture
 from noria.models.encoder import checkpoint
-from noria.models.encoder.token_rows import FloatArray, Row, TokenRow, has_images, pack, stack, unpack, unpad
+from noria.models.encoder.tokenizers.token_rows import FloatArray, Row, TokenRow, has_images, pack, stack, unpack, unpad
 from noria.protocol.text import EncoderModelSpec
 
 _MIN_LENGTH = 16  # tokens

@@ -25,7 +25,7 @@ from noria.jobs.records import JobRecord
 from noria.jobs.stored_request import StoredTextRequest, TextJobRequest, deserialize
 from noria.jobs.text_parts import TextChunk, TextJobFiles, TextPart
 from noria.jobs.worker import JobOutput
-from noria.models.encoder.tokens import TextInput, TokenizedText
+from noria.models.encoder.tokenizers.tokens import TextInput, TokenizedText
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations
 from noria.protocol.model_spec import ModelKey

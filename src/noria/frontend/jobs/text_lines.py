@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from noria.errors import EmptyInput, InvalidField
 from noria.jobs.text_parts import TextChunk
-from noria.models.encoder.tokens import TextInput
+from noria.models.encoder.tokenizers.tokens import TextInput
 
 LineFormat = Literal["text", "jsonl"]
 

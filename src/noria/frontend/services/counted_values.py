@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Sequence
 
 from noria.frontend.engines.results import RawImage
 from noria.frontend.services.images.image_writer import count_luma
-from noria.models.encoder.tokens import TextInput, TokenizedText
+from noria.models.encoder.tokenizers.tokens import TextInput, TokenizedText
 from noria.protocol.diffusion import DiffusionPayload
 from noria.protocol.text import EncoderModelSpec
 from noria.statistics.values import Values, luma_values, prompt_values, text_values

@@ -17,8 +17,8 @@ from noria.errors import ConfigError, ModelError
 from noria.extras import check_installed
 from noria.models.diffusion.folders.quantization import read_quantization
 from noria.models.families import FAMILIES
-from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
-from noria.models.weights import read_weights, weight_files
+from noria.models.files.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.files.weights import read_weights, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 
 if TYPE_CHECKING:

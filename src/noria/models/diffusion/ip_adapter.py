@@ -18,10 +18,10 @@ import torch
 
 from noria.config import EngineConfig
 from noria.errors import ModelError
+from noria.models.adapters.ip_adapter_files import ENCODER_STEM, IpAdapterFile, IpAdapterFiles
 from noria.models.diffusion.block_compilation import check_not_compiled, without_compiled_blocks
 from noria.models.diffusion.part_loading import DTYPES, SharedParts, load_weights
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
-from noria.models.ip_adapter_files import ENCODER_STEM, IpAdapterFile, IpAdapterFiles
 from noria.protocol.diffusion import DiffusionModelSpec
 
 # CLIP's, as diffusers prepares images for these encoders, whose folders mostly do not say them.

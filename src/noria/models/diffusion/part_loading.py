@@ -21,10 +21,10 @@ from noria.models.diffusion.folders.quantization import BitsAndBytes, read_quant
 from noria.models.diffusion.vae import memory_format_of, without_overflow
 from noria.models.diffusion.weight_streaming import WeightStreamer
 from noria.models.families import FAMILIES
-from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
-from noria.models.gguf_file import read_gguf_header
-from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
-from noria.models.weights import REDOWNLOAD_HINT, variant, weight_files
+from noria.models.files.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.files.gguf_file import read_gguf_header
+from noria.models.files.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
+from noria.models.files.weights import REDOWNLOAD_HINT, variant, weight_files
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 

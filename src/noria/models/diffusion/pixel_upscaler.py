@@ -15,9 +15,9 @@ import torch
 
 from noria.errors import ModelError
 from noria.extras import require
+from noria.models.adapters.upscaler_folders import EXTRA, PACKAGE
 from noria.models.diffusion.loras.lora_file import read_tensors
-from noria.models.upscaler_folders import EXTRA, PACKAGE
-from noria.models.weights import file_size_bytes
+from noria.models.files.weights import file_size_bytes
 
 _MAX_BYTES = 2**30  # ESRGAN's 16.7 million parameters take 67 MB, DAT's and HAT's up to 170
 # By what spandrel raises for tensors that have the names of a kind and not its shapes.

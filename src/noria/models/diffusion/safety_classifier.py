@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from noria.errors import ModelError
+from noria.models.adapters.safety_folders import PREPROCESSOR_FILE, STEM, SafetyFolder, SafetyRule
 from noria.models.diffusion.part_loading import SharedParts, load_weights
-from noria.models.safety_folders import PREPROCESSOR_FILE, STEM, SafetyFolder, SafetyRule
 
 _MODES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _LARGEST_CROPPED_PX = 384  # ConvNeXt's processor cuts images only below this side

@@ -141,11 +141,6 @@ class WeightStreamer:
         self._buffers = [_Buffer(empty) for _ in range(NUM_BUFFERS)]
         self._last: Callable[[], _Block | None] = lambda: None
 
-    @property
-    def num_buffer_bytes(self) -> int:
-        """Bytes of the buffers on the device."""
-        return sum(len(buffer.memory) for buffer in self._buffers)
-
     def streams(self, part: str) -> bool:
         """Whether blocks of this part stream."""
         return is_streamed(self._config, part)

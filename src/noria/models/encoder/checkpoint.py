@@ -6,11 +6,10 @@ removed. Embeddings are not normalized here: each request says whether its own a
 Shapes: B texts, T tokens of the longest, D numbers of a token.
 """
 
-import contextlib
 import pathlib
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,16 +18,16 @@ from noria.config import EngineConfig
 from noria.errors import ModelError
 from noria.extras import require
 from noria.models.encoder.architectures import CAUSAL
-from noria.models.encoder.config_files import read_config
-from noria.models.encoder.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.folders.config_files import read_config
+from noria.models.encoder.folders.dense_folder import BIAS, WEIGHT
+from noria.models.encoder.folders.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
+from noria.models.encoder.folders.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
 from noria.models.encoder.image_modules import ImageModule, PatchModule
 from noria.models.encoder.pooling import PaddedTexts, Texts, pool, pool_sparsely
-from noria.models.encoder.static_folder import ARCHITECTURE, MAPPING, TABLE, WEIGHTS, read_weights_of_tokens
 from noria.models.encoder.task_adapters import Chosen, add_adapters, read_original
-from noria.models.encoder.token_rows import has_images
-from noria.models.encoder.tower_config import OTHER_TOWER, TEXT_TOWER, TOWERS, image_tower
+from noria.models.encoder.tokenizers.token_rows import has_images
 from noria.models.families import FAMILIES
-from noria.models.weights import REDOWNLOAD_HINT, read_object, weight_files
+from noria.models.files.weights import REDOWNLOAD_HINT, read_object, weight_files
 from noria.protocol.text import DenseLayer, EncoderModelSpec, Pooling, Splade, TokenHead
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -203,22 +202,22 @@ def _read_model(
         from noria.models.encoder.experts import ExpertModel
 
         model_class = ExpertModel
-    with _quietly(transformers):
-        try:
-            original = read_original(spec, tree)
-            model, info = model_class.from_pretrained(
-                spec.folder if original is None else None,
-                state_dict=original,
-                config=model_class.config_class.from_dict(_without_code(tree)),
-                dtype=_DTYPES[config.dtype],
-                attn_implementation=attention if model_class._supports_sdpa else "eager",
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are looked for below; the library's error names none
-            )
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise ModelError(f"the model in {spec.folder} cannot be loaded: {' '.join(str(error).split())}") from error
+    _silence(transformers)
+    try:
+        original = read_original(spec, tree)
+        model, info = model_class.from_pretrained(
+            spec.folder if original is None else None,
+            state_dict=original,
+            config=model_class.config_class.from_dict(_without_code(tree)),
+            dtype=_DTYPES[config.dtype],
+            attn_implementation=attention if model_class._supports_sdpa else "eager",
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are looked for below; the library's error names none
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise ModelError(f"the model in {spec.folder} cannot be loaded: {' '.join(str(error).split())}") from error
     missing = [str(key) for key in info["missing_keys"] if not _is_unused(str(key), spec)]
     if missing:
         raise ModelError(
@@ -335,9 +334,7 @@ def _without_code(tree: Any) -> Any:
     return [_without_code(value) for value in tree] if isinstance(tree, list) else tree
 
 
-@contextlib.contextmanager
-def _quietly(transformers: Any) -> Iterator[None]:
+def _silence(transformers: Any) -> None:
     """Disable progress bars and warnings of transformers, until the process ends; errors still raise."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    yield

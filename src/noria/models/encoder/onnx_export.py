@@ -30,11 +30,20 @@ import numpy as np
 from noria.config import EngineConfig
 from noria.errors import ConfigError, ModelError, NoriaError, all_codes
 from noria.extras import check_installed, require
-from noria.models.encoder.static_folder import ARCHITECTURE, IDF_FILE
-from noria.models.encoder.task_folder import ADAPTER_STEM
-from noria.models.encoder.token_rows import ADAPTERS, FloatArray, Row, TokenRow, has_images, sample_images, stack, unpad
+from noria.models.encoder.folders.static_folder import ARCHITECTURE, IDF_FILE
+from noria.models.encoder.folders.task_folder import ADAPTER_STEM
+from noria.models.encoder.tokenizers.token_rows import (
+    ADAPTERS,
+    FloatArray,
+    Row,
+    TokenRow,
+    has_images,
+    sample_images,
+    stack,
+    unpad,
+)
 from noria.models.families import FAMILIES
-from noria.models.weights import weight_files
+from noria.models.files.weights import weight_files
 from noria.observe.idle_cores import yielding_cores
 from noria.protocol.process_signals import blocking_signals, die_with_parent, leave_signals_to_supervisor
 from noria.protocol.text import EncoderModelSpec

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from noria.errors import ModelError
-from noria.models.encoder.task_folder import ADAPTER_STEM, STACKED, factor_name
+from noria.models.encoder.folders.task_folder import ADAPTER_STEM, STACKED, factor_name
 from noria.models.families import FAMILIES
-from noria.models.weights import REDOWNLOAD_HINT, weight_files
+from noria.models.files.weights import REDOWNLOAD_HINT, weight_files
 from noria.protocol.text import EncoderModelSpec
 
 _UNUSED = "pooler."

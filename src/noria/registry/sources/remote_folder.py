@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from noria.errors import ModelError, NoriaError, short_repr
 from noria.extras import check_installed
 from noria.models.families import INDEX_FILES, family_of
+from noria.models.files.weights import parse_object
 from noria.models.needed_files import find_model_root, select_needed_files
-from noria.models.weights import parse_object
 from noria.observe.logs.redaction import redact
 from noria.registry.manifest import LINEAGE_FILE
 
 _MAX_ENTRIES = 10_000
 CHUNK_BYTES = 1_048_576
-_MAX_TEXT_BYTES = 2**26  # size of files other than weights; `models/weights.py` reads no larger ones
+_MAX_TEXT_BYTES = 2**26  # size of files other than weights; `models/files/weights.py` reads no larger ones
 _MLFLOW_MODEL, _MLFLOW_TOKENIZER = "/model/", "components/tokenizer/"
 _BAD_PATH = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")  # "", "." and ".." as a name; control characters
 

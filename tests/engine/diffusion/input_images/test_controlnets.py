@@ -30,7 +30,7 @@ from noria.engine.diffusion.input_images.controls import ControlImage, call_scal
 from noria.engine.diffusion.input_images.start_latents import StartFrameReader
 from noria.errors import ConfigError, ControlNetNotFound, InvalidField, ModelError, QueueFull
 from noria.images import scheduler_names
-from noria.models.lora_folders import digest_of
+from noria.models.adapters.lora_folders import digest_of
 from noria.protocol.diffusion import Control, Lora
 from pipelines import open_pipeline, run_pipeline, set_scheduler
 from start_images import mask_of, start_pixels

@@ -25,8 +25,8 @@ from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.warmup.calibration import run_warmup_request
 from noria.errors import InvalidField, ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.scheduling.costs import CostModel
 from start_images import (

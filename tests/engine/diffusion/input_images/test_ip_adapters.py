@@ -29,8 +29,8 @@ from lora_files import save_diffusers_lora
 from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.errors import ConfigError, InvalidField
 from noria.images.start_image import ImageFiles, RequestImages
-from noria.models.ip_adapter_files import IpAdapterFiles
-from noria.models.lora_folders import digest_of
+from noria.models.adapters.ip_adapter_files import IpAdapterFiles
+from noria.models.adapters.lora_folders import digest_of
 from noria.protocol.diffusion import IpAdapter, Lora
 from noria.testing.requests import make_image_request
 from pipelines import open_pipeline, run_pipeline, set_scheduler

@@ -6,8 +6,8 @@ import torch
 from generating import generate
 from noria.config import EngineConfig
 from noria.engine.diffusion.loading import load_executor
+from noria.models.adapters.lora_folders import LoraFolders
 from noria.models.catalog import open_model
-from noria.models.lora_folders import LoraFolders
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 

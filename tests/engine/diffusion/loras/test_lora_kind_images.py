@@ -5,7 +5,7 @@ import pytest
 from generating import difference, generate, load
 from lora_files import save_diffusers_lora
 from lycoris_files import merged_weight, save_all_kinds
-from noria.models.lora_folders import digest_of
+from noria.models.adapters.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 

@@ -27,9 +27,9 @@ from noria.engine.diffusion.loras.lora_cache import NO_ADAPTERS, Adapter, Adapte
 from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.engine.diffusion.loras.model_loras import ModelLoras
 from noria.errors import ConfigError, InvalidField, QueueFull
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.loras.lora_file import read_lora
 from noria.models.diffusion.loras.lora_layer import LoraLayer, LoraWeights
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from noria.testing.requests import make_image_request
 

@@ -22,8 +22,8 @@ from generating import (
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.upscaling import prepared_upscaling
 from noria.errors import InvalidField, QueueFull
+from noria.models.adapters.upscaler_folders import UpscalerFolders
 from noria.models.diffusion.pixel_upscaler import PixelModel
-from noria.models.upscaler_folders import UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler, SecondPass, Upscaling
 from noria.testing.requests import make_image_request
 from pipelines import open_pipeline, run_pipeline, set_scheduler

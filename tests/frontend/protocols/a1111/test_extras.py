@@ -13,7 +13,7 @@ from PIL import Image
 from noria.config import Config, EngineConfig
 from noria.frontend.http.body import MAX_LARGE_BODIES_PER_CLIENT
 from noria.images.metadata_io import read_metadata
-from noria.models.upscaler_folders import UpscalerFolders
+from noria.models.adapters.upscaler_folders import UpscalerFolders
 from noria.protocol.diffusion import PixelUpscaler, SecondPass, Upscaling
 from waiting import wait_until
 

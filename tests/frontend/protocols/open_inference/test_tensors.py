@@ -15,7 +15,7 @@ from noria.frontend.protocols.open_inference.inference import InferenceRequest, 
 from noria.frontend.protocols.open_inference.rest_body import parse, serialize
 from noria.frontend.protocols.open_inference.tensors import InputTensor, OutputTensor, integers_of, texts_of
 from noria.frontend.services.texts.encoding_result import EncodingResult, EncodingTimings
-from noria.models.encoder.tokens import TokenizedText
+from noria.models.encoder.tokenizers.tokens import TokenizedText
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.testing.fake_encoder import FAKE_ENCODER
 

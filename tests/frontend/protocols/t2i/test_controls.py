@@ -12,7 +12,7 @@ from frontends import served_models
 from noria.config import Config, EngineConfig, FrontendConfig
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import RequestImages
-from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.adapters.controlnet_folders import ControlNetFolders
 from noria.protocol.diffusion import Control
 from noria.testing.fake_engine import FAKE_MODEL
 from uploads import b64, file_of, photo

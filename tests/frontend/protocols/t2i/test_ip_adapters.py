@@ -11,7 +11,7 @@ from ip_adapter_files import save_encoder, save_ip_adapter, save_unet
 from noria.config import Config, EngineConfig, FrontendConfig
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImages
-from noria.models.ip_adapter_files import IpAdapterFiles
+from noria.models.adapters.ip_adapter_files import IpAdapterFiles
 from noria.protocol.diffusion import IpAdapter
 from noria.testing.fake_engine import FAKE_MODEL
 from uploads import b64, file_of, photo

@@ -10,7 +10,7 @@ from frontends import served_client
 from noria.config import Config, EngineConfig
 from noria.images.a1111_metadata import from_infotext
 from noria.images.metadata_io import read_metadata
-from noria.models.lora_folders import digest_of
+from noria.models.adapters.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 from waiting import wait_until
 

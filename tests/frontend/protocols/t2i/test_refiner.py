@@ -9,7 +9,7 @@ from PIL import Image
 from frontends import served_models
 from noria.config import Config, EngineConfig
 from noria.images.metadata_io import read_metadata
-from noria.models.refiner_folders import RefinerFolders
+from noria.models.adapters.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import Refinement
 from noria.testing.fake_engine import FAKE_MODEL
 from waiting import wait_until

@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from frontends import served_models
 from noria.config import Config, FrontendConfig
-from noria.models.encoder.tokens import TokenizedText
+from noria.models.encoder.tokenizers.tokens import TokenizedText
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer, fake_vector, word_id
 
 

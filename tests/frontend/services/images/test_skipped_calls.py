@@ -10,8 +10,8 @@ from noria.errors import InvalidField
 from noria.frontend.services.images.request_validation import NO_IMAGES, validate
 from noria.images import scheduler_names
 from noria.images.start_image import RequestImageFacts, StartImageFacts
-from noria.models.adapter_folders import AdapterFolders
-from noria.models.refiner_folders import RefinerFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
+from noria.models.adapters.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import Refinement
 from noria.protocol.request import ImageRequestBody
 

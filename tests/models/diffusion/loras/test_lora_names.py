@@ -362,3 +362,37 @@ def test_a_text_encoder_beside_the_denoiser_is_adapted_as_well(parts_of, tmp_pat
 def test_what_would_be_another_adapter_is_refused(tensors, words, parts_of, tmp_path):
     with pytest.raises(ModelError, match=words):
         read(tensors, parts_of("unet"), tmp_path)
+
+
+def test_kohyas_joined_layers_are_split(parts_of, tmp_path):
+    parts = parts_of("flux")
+    generator, tensors = torch.Generator().manual_seed(1), {}
+    for layer, outputs in (
+        ("lora_unet_double_blocks_0_img_attn_qkv", 96),
+        ("lora_unet_single_blocks_1_modulation_lin", 96),
+        ("lora_te1_text_model_encoder_layers_0_self_attn_out_proj", 32),
+    ):
+        tensors |= {
+            f"{layer}.lora_down.weight": torch.randn(4, 32, generator=generator),
+            f"{layer}.lora_up.weight": torch.randn(outputs, 4, generator=generator),
+            f"{layer}.alpha": torch.tensor(2.0),
+        }
+    save_file(tensors, tmp_path / "a.safetensors")
+    layers = read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20).layers
+    attention = "transformer_blocks.0.attn.to_"
+    assert set(layers["transformer"]) == {f"{attention}{name}" for name in "qkv"} | {
+        "single_transformer_blocks.1.norm.linear"
+    }
+    ups = torch.cat([layers["transformer"][f"{attention}{name}"].up for name in "qkv"])
+    expected = tensors["lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"] * 0.5
+    torch.testing.assert_close(ups, expected)
+    assert len(layers["text_encoder"]) == 1
+    for more, words in [
+        ({"lora_unet_double_blocks_40_img_mlp_0.lora_down.weight": torch.ones(4, 32)}, "no layer"),
+        ({"lora_te2_encoder_block_0_layer_0_SelfAttention_v.lora_down.weight": torch.ones(4, 40)}, "has no up beside"),
+        ({"lora_te1_text_model_encoder_layers_1_mlp_fc1.lora_up.weight": torch.ones(64, 4)}, "has no down beside"),
+        ({"lora_unet_single_blocks_0_linear2.lora_down.weight": torch.ones(0, 160)}, "has no up beside"),
+    ]:
+        save_file(tensors | more, tmp_path / "b.safetensors")
+        with pytest.raises(ModelError, match=words):
+            read_lora(tmp_path / "b.safetensors", parts, torch.float32, 2**20)

@@ -11,8 +11,8 @@ from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_
 from generating import difference, generate
 from lora_files import layers_of, random_matrices, save_diffusers_lora
 from noria.errors import ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.loras.lora_file import read_lora
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Lora
 
 FAMILIES = {

@@ -18,6 +18,7 @@ from generating import difference, generate
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
+from noria.models.adapters.hub_adapters import download_hub_adapters
 from noria.models.catalog import open_model
 from noria.models.diffusion.folders.unet_models.refiner_folder import check_refiner
 from noria.models.diffusion.single_file.checkpoint import read_checkpoint
@@ -27,7 +28,6 @@ from noria.models.diffusion.single_file.conversion import converted_folder
 from noria.models.diffusion.single_file.part_configs import clip_config
 from noria.models.diffusion.single_file.part_names import find_open_clip_tensors
 from noria.models.families import FAMILIES
-from noria.models.hub_adapters import download_hub_adapters
 from noria.testing.requests import make_image_request
 from pipelines import run_pipeline, set_scheduler
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from noria.errors import ControlNetNotFound, InvalidField, short_list, short_repr
-from noria.models.controlnet_folders import NO_CONTROLNETS
+from noria.models.adapters.controlnet_folders import NO_CONTROLNETS
 from noria.models.diffusion.diffusion_model import ControlledModel, DiffusionModel
 from noria.protocol.diffusion import Control
 

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from noria.errors import InvalidField
+from noria.models.adapters.ip_adapter_files import unknown_ip_adapter
 from noria.models.diffusion.diffusion_model import DiffusionModel, ImagePromptedModel
 from noria.models.diffusion.ip_adapter import ImageTokens
-from noria.models.ip_adapter_files import unknown_ip_adapter
 from noria.protocol.diffusion import IpAdapter
 
 

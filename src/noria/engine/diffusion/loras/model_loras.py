@@ -12,6 +12,7 @@ from noria.engine.diffusion.loras.lora_rows import LoraRows
 from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, ModelError
 from noria.folders import file_version
+from noria.models.adapters.lora_folders import LoraFolders, check_digest
 from noria.models.diffusion.block_compilation import check_not_compiled, with_hooks, without_compiled_blocks
 from noria.models.diffusion.conditioning import Conditioning
 from noria.models.diffusion.diffusion_model import DiffusionModel
@@ -20,7 +21,6 @@ from noria.models.diffusion.loras.lora_layer import LoraWeights
 from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
-from noria.models.lora_folders import LoraFolders, check_digest
 from noria.protocol.diffusion import Lora
 from noria.protocol.model_spec import CallChoice
 

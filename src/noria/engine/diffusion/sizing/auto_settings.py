@@ -6,9 +6,9 @@ import msgspec
 
 from noria.config import EngineConfig
 from noria.errors import ConfigError
+from noria.models.adapters.folder_entries import split_entry
+from noria.models.adapters.lora_folders import BUNDLED_ENTRY
 from noria.models.families import FAMILIES
-from noria.models.folder_entries import split_entry
-from noria.models.lora_folders import BUNDLED_ENTRY
 from noria.observe import cgroup
 from noria.protocol.diffusion import DiffusionModelSpec
 

@@ -6,15 +6,15 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from noria.config import EngineConfig
-from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.adapters.controlnet_folders import ControlNetFolders
+from noria.models.adapters.ip_adapter_files import IpAdapterFiles
+from noria.models.adapters.lora_folders import LoraFolders
+from noria.models.adapters.refiner_folders import RefinerFolders
+from noria.models.adapters.safety_folders import SafetyFolders
 from noria.models.diffusion.block_quantization import check_streamable, denoiser_part, quantized_bytes
 from noria.models.diffusion.weight_blocks import NUM_BUFFERS, blocks_of, buffer_sizes, choose_streamed, is_streamed
 from noria.models.families import FAMILIES
-from noria.models.ip_adapter_files import IpAdapterFiles
-from noria.models.lora_folders import LoraFolders
-from noria.models.refiner_folders import RefinerFolders
-from noria.models.safety_folders import SafetyFolders
-from noria.models.weights import read_weights, weight_bytes
+from noria.models.files.weights import read_weights, weight_bytes
 from noria.protocol.diffusion import DiffusionModelSpec
 
 FLOAT32_BYTES = 4

@@ -23,9 +23,9 @@ from noria.config import EngineConfig
 from noria.engine.resources.out_of_memory import first_line, is_out_of_memory
 from noria.engine.resources.priority import on_one_core, run_apart
 from noria.errors import InvalidField, ModelError, NoriaError, QueueFull
+from noria.models.adapters.upscaler_folders import NEAREST, UpscalerFolders
 from noria.models.diffusion.pixel_upscaler import PixelModel, load_pixel_model
-from noria.models.upscaler_folders import NEAREST, UpscalerFolders
-from noria.models.weights import file_size_bytes
+from noria.models.files.weights import file_size_bytes
 from noria.protocol.diffusion import PixelUpscaler
 from noria.sampling.tables import NUM_COLUMNS, SamplerTable, sample_column
 from noria.scheduling.types import BatchKey

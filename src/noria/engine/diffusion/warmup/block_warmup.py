@@ -14,11 +14,11 @@ import torch
 from noria.config import EngineConfig
 from noria.engine.diffusion.preparation import refiner_of
 from noria.engine.diffusion.sizing.memory_estimate import input_channels
+from noria.models.adapters.lora_folders import LoraFolders
 from noria.models.diffusion.block_compilation import MAX_GRAPHS, with_hooks
 from noria.models.diffusion.conditioning import Conditioning, collate
 from noria.models.diffusion.diffusion_model import Denoiser, DiffusionModel, LatentRows
 from noria.models.diffusion.unet_models.graphed_calls import without_graphs
-from noria.models.lora_folders import LoraFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 

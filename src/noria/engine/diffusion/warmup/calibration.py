@@ -22,8 +22,8 @@ from noria.engine.loop import EngineEvent, RequestEnded, ResultReady, StepLoop
 from noria.errors import GenerationFailed, ModelError, NoriaError
 from noria.folders import cache_folder
 from noria.images import scheduler_names
-from noria.models.refiner_folders import RefinerFolders
-from noria.models.safety_folders import SafetyFolders
+from noria.models.adapters.refiner_folders import RefinerFolders
+from noria.models.adapters.safety_folders import SafetyFolders
 from noria.observe.cpuinfo import cpu_model
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, Refinement
 from noria.protocol.messages import ShapeCosts

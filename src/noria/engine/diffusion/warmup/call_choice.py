@@ -18,7 +18,7 @@ import msgspec
 from noria.config import EngineConfig
 from noria.engine.diffusion.warmup.calibration import cost_key
 from noria.folders import cache_folder
-from noria.models.lora_folders import LoraFolders
+from noria.models.adapters.lora_folders import LoraFolders
 from noria.observe.logs.log_record import fields
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.model_spec import CallChoice, CallTrial

@@ -11,7 +11,7 @@ from noria.errors import OperationNotSupported
 from noria.frontend.http.json_response import json_response
 from noria.frontend.protocols.a1111.controlnet import IP_ADAPTER_MODULE, SCRIPT, title
 from noria.frontend.services.images.request_images import MAX_CONTROLS
-from noria.models.adapter_folders import AdapterFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _VERSION = 3  # version of the extension's API: units in `alwayson_scripts`

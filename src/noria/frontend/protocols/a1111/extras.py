@@ -21,7 +21,7 @@ from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.images.request_validation import Limits, check_range
 from noria.frontend.services.images.upscaling import EnlargingSettings, Size, check_urgency, enlarge
 from noria.images.image_file import MAX_SIDE_PX
-from noria.models.upscaler_folders import FILTERS
+from noria.models.adapters.upscaler_folders import FILTERS
 from noria.protocol.diffusion import DiffusionModelSpec, PixelUpscaler
 from noria.protocol.request import ImageFormat, ImageRequestBody
 

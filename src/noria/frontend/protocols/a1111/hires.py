@@ -12,7 +12,7 @@ from noria.frontend.protocols.a1111.bodies import Txt2Img
 from noria.frontend.protocols.a1111.off_values import Feature, features_on, is_off
 from noria.frontend.services.images.request_validation import Limits, check_range
 from noria.images.a1111_names import UPSCALERS
-from noria.models.upscaler_folders import FILTERS, LANCZOS, UpscalerFolders
+from noria.models.adapters.upscaler_folders import FILTERS, LANCZOS, UpscalerFolders
 from noria.protocol.diffusion import DiffusionModelSpec, PixelUpscaler, SecondPass
 
 Txt2ImgT = TypeVar("Txt2ImgT", bound=Txt2Img)

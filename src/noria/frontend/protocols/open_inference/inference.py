@@ -20,7 +20,7 @@ from noria.frontend.protocols.open_inference.tensors import (
 )
 from noria.frontend.services.texts.encoding_result import EncodingResult
 from noria.frontend.services.texts.text_request import InputType, TextRequestSettings, role_of
-from noria.models.encoder.tokens import TextInput
+from noria.models.encoder.tokenizers.tokens import TextInput
 from noria.protocol.request import Priority
 from noria.protocol.text import EncoderModelSpec
 

@@ -35,7 +35,7 @@ from noria.frontend.services.images.generation import GenerationService
 from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import read_metadata
-from noria.models.adapter_folders import AdapterFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ImageRequestBody
 

@@ -19,7 +19,7 @@ from noria.frontend.services.texts.text_request import (
     role_of,
     split_input,
 )
-from noria.models.encoder.tokens import TextInput
+from noria.models.encoder.tokenizers.tokens import TextInput
 from noria.protocol.request import Priority
 from noria.protocol.text import TruncationSide
 

@@ -49,7 +49,7 @@ from noria.frontend.services.images.start_images import (
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.images.metadata import metadata_for
 from noria.images.start_image import RequestImageFacts, RequestImages
-from noria.models.adapter_folders import AdapterFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
 from noria.observe.logs.request_log import LogPrompts, RequestLogRecord, prompt_fields, request_fields
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exemplars import exemplar_labels

@@ -27,11 +27,11 @@ from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
 from noria.images.a1111_metadata import split_networks
 from noria.images.start_image import RequestImageFacts, StartImageFacts
-from noria.models.adapter_folders import AdapterFolders
+from noria.models.adapters.adapter_folders import AdapterFolders
+from noria.models.adapters.lora_folders import LoraFolders
+from noria.models.adapters.refiner_folders import RefinerFolders
 from noria.models.diffusion.prompts.a1111_schedule import PromptSteps, read_schedules
 from noria.models.diffusion.prompts.a1111_syntax import parse
-from noria.models.lora_folders import LoraFolders
-from noria.models.refiner_folders import RefinerFolders
 from noria.protocol.diffusion import (
     MIN_CALLS,
     MIN_CALLS_MADE,

@@ -19,7 +19,7 @@ from noria.frontend.services.images.image_writer import write_images
 from noria.frontend.services.images.request_validation import NO_IMAGES, Limits, check_range
 from noria.frontend.services.images.start_images import decode_file, with_less_time
 from noria.images.start_image import ImageFiles, StartImage
-from noria.models.upscaler_folders import NEAREST
+from noria.models.adapters.upscaler_folders import NEAREST
 from noria.protocol.diffusion import DiffusionModelSpec, DiffusionPayload, PixelUpscaler, Upscaling
 from noria.protocol.request import EngineRequest, ImageFormat, ImageRequestBody
 

@@ -44,7 +44,7 @@ from noria.frontend.services.texts.text_request import (
 )
 from noria.frontend.services.texts.tokenization import TokenizationThread
 from noria.frontend.statistics.recorder import StatisticsRecorder
-from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer
+from noria.models.encoder.tokenizers.tokens import TextInput, TokenizedText, Tokenizer
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.exemplars import exemplar_labels
 from noria.observe.metrics.exposition import keep_exemplar, series

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from noria.models.encoder.tokens import TokenizedText
+from noria.models.encoder.tokenizers.tokens import TokenizedText
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.protocol.text import EncoderModelSpec
 

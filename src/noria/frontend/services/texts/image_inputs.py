@@ -14,7 +14,7 @@ from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.services.images.start_images import decode_file
 from noria.images.embedded_image import embedded_pixels
 from noria.images.image_file import ImageFile
-from noria.models.encoder.tokens import TokenizedText
+from noria.models.encoder.tokenizers.tokens import TokenizedText
 from noria.protocol.text import MAX_PIXEL_BYTES, EncoderModelSpec, ImageInput
 
 _MAX_SOURCE_PIXELS = 2**28  # pixels of a request's files: 3.4 s to decode as PNG

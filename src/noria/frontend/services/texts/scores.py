@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from noria.models.encoder.tokens import CharSpan
+from noria.models.encoder.tokenizers.tokens import CharSpan
 from noria.protocol.text import Activation, Similarity
 
 Aggregation = Literal["none", "simple"]

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from noria.errors import EmptyInput, InvalidField, short_repr
-from noria.models.encoder.tokens import TextInput, TokenizedText
+from noria.models.encoder.tokenizers.tokens import TextInput, TokenizedText
 from noria.protocol.request import Priority
 from noria.protocol.text import EncoderModelSpec, TextPayload, TruncationSide
 

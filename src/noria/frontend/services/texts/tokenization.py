@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from noria.errors import InternalError, NoriaError, UntokenizableText
-from noria.models.encoder.tokens import TextInput, TokenizedText, Tokenizer
+from noria.models.encoder.tokenizers.tokens import TextInput, TokenizedText, Tokenizer
 from noria.observe.logs.log_record import fields
 from noria.protocol.model_spec import ModelKey
 from noria.protocol.text import EncoderModelSpec, TruncationSide

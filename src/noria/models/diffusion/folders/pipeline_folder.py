@@ -18,8 +18,8 @@ from noria.extras import check_installed
 from noria.images import scheduler_names
 from noria.models.diffusion.folders.quantization import SERVED, read_quantization
 from noria.models.family import Family
-from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
-from noria.models.weights import (
+from noria.models.files.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.files.weights import (
     GGUF_PART,
     REDOWNLOAD_HINT,
     Shapes,

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from noria.errors import ModelError
 from noria.extras import check_installed
-from noria.models.weights import read_object
+from noria.models.files.weights import read_object
 
 _MAX_MODULES = 1000
 Modules = Annotated[tuple[str, ...], Meta(max_length=_MAX_MODULES)]

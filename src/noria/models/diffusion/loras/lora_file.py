@@ -19,7 +19,7 @@ from noria.models.diffusion.loras.lora_kinds import layers_of
 from noria.models.diffusion.loras.lora_layer import LoraLayer, LoraWeights
 from noria.models.diffusion.loras.lora_names import LoraNames, Target
 from noria.models.diffusion.part_loading import unquantized_dtype
-from noria.models.weights import file_size_bytes
+from noria.models.files.weights import file_size_bytes
 
 _MAX_HEADER_BYTES = 2**24  # SDXL's layers take 0.5 MB, kohya's statistics of the training images a few more
 _MAX_ALPHA = 1e6  # published ones are up to a few ranks

@@ -24,7 +24,7 @@ from noria.models.diffusion.single_file.checkpoint_header import (
 from noria.models.diffusion.single_file.known_files import describe_other_file
 from noria.models.diffusion.single_file.part_configs import LATENT_CHANNELS, SETTINGS, FamilySettings
 from noria.models.diffusion.single_file.stored_numbers import FLOATS, SCALES, read_floats
-from noria.models.weights import read_struct, read_text
+from noria.models.files.weights import read_struct, read_text
 
 UNET = "model.diffusion_model."
 VAE = ("first_stage_model.", "vae.")

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from noria.errors import ModelError, short_repr
-from noria.models.weights import REDOWNLOAD_HINT, file_size_bytes, short_digest
+from noria.models.files.weights import REDOWNLOAD_HINT, file_size_bytes, short_digest
 
 SUFFIX = ".safetensors"
 

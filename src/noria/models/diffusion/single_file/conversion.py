@@ -27,7 +27,7 @@ from noria.models.diffusion.single_file.checkpoint_header import read_checkpoint
 from noria.models.diffusion.single_file.folder_plan import FolderPlan
 from noria.models.diffusion.single_file.transformer_file import TransformerFile, read_single_file
 from noria.models.diffusion.single_file.transformer_plan import TransformerPlan, choose_parts
-from noria.models.weights import read_text, short_digest
+from noria.models.files.weights import read_text, short_digest
 from noria.observe.terminal_text import escape_for_terminal
 from noria.protocol.process_signals import die_with_parent
 from noria.storage.private_files import locked_folder, make_own_folder, replace_private_file

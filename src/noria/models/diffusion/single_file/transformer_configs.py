@@ -10,7 +10,7 @@ from typing import Any
 
 from noria.errors import ModelError
 from noria.models.diffusion.single_file.part_names import Origins
-from noria.models.weights import Shapes
+from noria.models.files.weights import Shapes
 
 _PATCH = 2  # latents of a token along one side
 _HEAD_WIDTH = 64  # channels of a head in all published models of Stable Diffusion 3, where no norm says it

@@ -13,9 +13,9 @@ from noria.models.diffusion.single_file.checkpoint_header import CheckpointHeade
 from noria.models.diffusion.single_file.known_files import describe_other_file
 from noria.models.diffusion.single_file.stored_numbers import FLOATS, SCALES
 from noria.models.diffusion.single_file.transformer_names import TransformerKind, find_transformer
-from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
-from noria.models.gguf_file import GgufHeader, read_gguf_header
-from noria.models.weights import Shapes
+from noria.models.files.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.files.gguf_file import GgufHeader, read_gguf_header
+from noria.models.files.weights import Shapes
 
 ENCODERS: Mapping[str, Mapping[str, str]] = {
     "flux": {"text_encoder": "clip_l", "text_encoder_2": "t5xxl"},

@@ -21,9 +21,9 @@ from noria.models.diffusion.single_file.transformer_configs import transformer_s
 from noria.models.diffusion.single_file.transformer_file import ENCODERS, TransformerFile
 from noria.models.diffusion.single_file.transformer_names import TransformerKind, find_transformer_tensors
 from noria.models.families import FAMILIES, identify_family
-from noria.models.gguf_file import SUFFIX as GGUF_SUFFIX
-from noria.models.sentencepiece_file import SPIECE
-from noria.models.weights import REDOWNLOAD_HINT, identifying_bytes, read_object, weight_files
+from noria.models.files.gguf_file import SUFFIX as GGUF_SUFFIX
+from noria.models.files.sentencepiece_file import SPIECE
+from noria.models.files.weights import REDOWNLOAD_HINT, identifying_bytes, read_object, weight_files
 
 _TEXTS = (".json", ".txt", ".jinja")
 

@@ -13,17 +13,27 @@ from collections.abc import Sequence
 
 import torch
 
+from noria.config import EngineConfig
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, num_cut_of
 from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS, PATCH
-from noria.models.diffusion.transformer_models.packed_model import PackedModel, positions
-from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
+from noria.models.diffusion.transformer_models.patches import from_tokens, positions, to_tokens
+from noria.models.diffusion.transformer_models.transformer_model import TransformerModel, TransformerParts
+from noria.sampling.schedule import Schedule
 
 
-class Chroma(PackedModel):
+class Chroma(TransformerModel):
     """The parts of one ChromaPipeline folder, ready on a device."""
 
     transformer_class = "ChromaTransformer2DModel"
     text_classes = (("T5TokenizerFast", "T5EncoderModel"),)
+
+    def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
+        """Configure loaded parts by `config`, which has no "auto" left."""
+        super().__init__(parts, config, latent_channels=parts.transformer.out_channels // PATCH**2)
+
+    def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
+        """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
+        return self._shifted_schedule(width_px, height_px, num_steps, gives_flow_sigmas=False)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""

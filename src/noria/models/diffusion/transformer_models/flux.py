@@ -16,7 +16,6 @@ Shapes: B images, R rows, T tokens of a prompt, C latent channels, H × W latent
 image, M of references, D numbers of a token.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Self
@@ -30,17 +29,9 @@ from noria.models.diffusion.folders.transformer_models.flux_folder import KONTEX
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
 from noria.models.diffusion.ip_adapter import IpAdapters, load_ip_adapters
 from noria.models.diffusion.part_loading import loading
-from noria.models.diffusion.transformer_models.packed_model import PackedModel, positions
-from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
-from noria.models.diffusion.transformer_models.token_rows import (
-    RowPositions,
-    Sizes,
-    can_mix_sizes,
-    image_rows,
-    length_class,
-    reference_tokens,
-    token_rows,
-)
+from noria.models.diffusion.transformer_models.patches import from_tokens, positions, to_tokens
+from noria.models.diffusion.transformer_models.token_row_model import TokenRowModel
+from noria.models.diffusion.transformer_models.token_rows import Sizes
 from noria.models.diffusion.transformer_models.transformer_model import TransformerParts, text_outputs
 from noria.models.diffusion.vae import LatentDistribution
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -50,24 +41,23 @@ from noria.sampling.schedule import Schedule
 _MAX_TOKENS = 512  # tokens of T5: the pipeline's default, for schnell too
 
 
-class Flux(PackedModel):
+class Flux(TokenRowModel):
     """The parts of one FluxPipeline folder, ready on a device."""
 
+    patch = PATCH
     transformer_class = "FluxTransformer2DModel"
     text_classes = (("CLIPTokenizer", "CLIPTextModel"), ("T5TokenizerFast", "T5EncoderModel"))
 
     def __init__(self, parts: TransformerParts, config: EngineConfig) -> None:
         """Configure loaded parts by `config`, which has no "auto" left."""
-        super().__init__(parts, config, Guidance(embedded=True))
         transformer = parts.transformer
+        super().__init__(parts, config, Guidance(embedded=True), transformer.out_channels // PATCH**2)
         self._is_kontext = parts.spec.pipeline == KONTEXT
         self._clip, self._t5 = parts.text_encoders
         self.lora_parts = {"transformer": transformer, "text_encoder": self._clip[1], "text_encoder_2": self._t5[1]}
         if transformer.config.in_channels != transformer.out_channels:
             self.inpainting = InpaintingInput(self.latent_scale**2, mask_is_first=False, always_has_start=True)
         self._takes_guidance: bool = transformer.config.guidance_embeds
-        self._mixes_sizes = can_mix_sizes(config)
-        transformer.pos_embed = RowPositions(transformer.pos_embed)
         self.ip_adapters = IpAdapters({}, transformer, has_compiled_blocks=False)
 
     @classmethod
@@ -80,14 +70,7 @@ class Flux(PackedModel):
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, of Kontext for all schedulers, and a shift by the number of tokens."""
-        found = super().schedule(width_px, height_px, num_steps)
-        return dataclasses.replace(found, gives_flow_sigmas=self._is_kontext)
-
-    def call_size(self, num_pixels: int) -> tuple[int, int] | None:
-        """Return the class of a row's number of tokens, whose rows share calls."""
-        if not self._mixes_sizes:
-            return None
-        return length_class(num_pixels / (PATCH * self.latent_scale) ** 2), 0
+        return self._shifted_schedule(width_px, height_px, num_steps, gives_flow_sigmas=self._is_kontext)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, as by diffusers' `encode_prompt`."""
@@ -95,22 +78,12 @@ class Flux(PackedModel):
         pooled_BP = text_outputs(self._clip, texts, self._clip[0].model_max_length)[0].pooler_output
         outputs, num_cut = text_outputs(self._t5, texts, _MAX_TOKENS)
         tokens_BTD = outputs.last_hidden_state
-        return [
-            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P}, cut)
-            for tokens_TD, pooled_P, cut in zip(
-                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), num_cut, strict=True
-            )
-        ]
+        return self._conditioned(tokens_BTD, num_cut, {"pooled_projections": pooled_BP})
 
     def encode(self, pixels_BHW3: torch.Tensor) -> LatentDistribution:
         """Return the latents of start images, of Kontext their mean, so that no noise is drawn."""
         found = super().encode(pixels_BHW3)
         return LatentDistribution(found.mean_BCHW, None) if self._is_kontext else found
-
-    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
-        """Return the tokens of reference images, the modes of the VAE's distributions."""
-        latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
-        return reference_tokens(latents, lambda latents_1CHW: to_tokens(latents_1CHW.to(self.dtype)))
 
     def predict(
         self,
@@ -120,29 +93,21 @@ class Flux(PackedModel):
         guidance_R: torch.Tensor | None,
         references: Sequence[ReferenceTokens | None] = (),
     ) -> LatentRows:
-        """Return the velocity of each row, of the row's shape.
+        """Return the velocity of each row, as `TokenRowModel.predict`; schnell ignores the scales."""
+        scales_R = guidance_R if self._takes_guidance else None
+        return super().predict(latents_R, timesteps_R, conditioning, scales_R, references)
 
-        `guidance_R` are the scales, which schnell ignores; `references` are those of each row, () if no row has any.
-        """
-        rows = token_rows(
-            latents_R, references, lambda latents_RCHW: to_tokens(latents_RCHW.to(self.dtype)), self._positions
-        )
-        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
-        (velocity_RND,) = self._transformer(
-            hidden_states=rows.tokens_RND,
-            timestep=timesteps_R.to(self.dtype) / 1000,
-            guidance=guidance_R if self._takes_guidance else None,
-            **conditioning.tokens,
-            **conditioning.vectors,
-            txt_ids=rows.text_positions(positions(num_tokens, 0, self.device, self.dtype)),
-            img_ids=rows.positions,
-            joint_attention_kwargs=rows.attention_mask(num_tokens),
-            return_dict=False,
-        )
-        return image_rows(velocity_RND, latents_R, from_tokens, PATCH**2)
+    def _to_tokens(self, latents_RCHW: torch.Tensor) -> torch.Tensor:
+        return to_tokens(latents_RCHW.to(self.dtype))
+
+    def _from_tokens(self, tokens_RND: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        return from_tokens(tokens_RND, height, width)
 
     def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
         return _row_positions(size, reference_sizes, self.device, self.dtype)
+
+    def _text_positions(self, num_tokens: int) -> torch.Tensor:
+        return positions(num_tokens, 0, self.device, self.dtype)
 
 
 @functools.lru_cache(maxsize=64)

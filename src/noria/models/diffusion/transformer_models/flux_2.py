@@ -24,24 +24,16 @@ from typing import Any, ClassVar
 import torch
 
 from noria.config import EngineConfig
-from noria.models.diffusion.conditioning import Conditioning, ConditioningRows, ReferenceTokens, num_cut_of
-from noria.models.diffusion.diffusion_model import LatentRows
+from noria.models.diffusion.conditioning import Conditioning, num_cut_of
 from noria.models.diffusion.folders.transformer_models.flux_2_folder import (
     DEV_TEXT_LAYERS,
     KLEIN_TEXT_LAYERS,
     is_distilled,
 )
 from noria.models.diffusion.folders.transformer_models.transformer_folder import MAX_PROMPT_TOKENS
-from noria.models.diffusion.transformer_models.token_rows import (
-    RowPositions,
-    Sizes,
-    can_mix_sizes,
-    image_rows,
-    length_class,
-    reference_tokens,
-    token_rows,
-)
-from noria.models.diffusion.transformer_models.transformer_model import QWEN_CHAT, TransformerModel, TransformerParts
+from noria.models.diffusion.transformer_models.token_row_model import TokenRowModel
+from noria.models.diffusion.transformer_models.token_rows import Sizes
+from noria.models.diffusion.transformer_models.transformer_model import QWEN_CHAT, TransformerParts
 from noria.models.diffusion.vae import LatentVae, PatchedVae
 from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length_and_steps
@@ -49,19 +41,14 @@ from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_le
 _TIME_OF_A_REFERENCE = 10  # the distance between images on the first axis of positions
 
 
-class _Flux2(TransformerModel):
+class _Flux2(TokenRowModel):
     """The common part of both."""
 
+    patch = 1
     vae_class: ClassVar[type[LatentVae]] = PatchedVae
     transformer_class = "Flux2Transformer2DModel"
     text_layers: ClassVar[tuple[int, ...]]  # layers of the language model whose inputs condition the transformer
     chat: ClassVar[str]  # around a prompt. A folder's own template is a program, and is not run
-
-    def __init__(self, parts: TransformerParts, config: EngineConfig, guidance: Guidance) -> None:
-        """Configure loaded parts by `config`, which has no "auto" left."""
-        super().__init__(parts, config, guidance)
-        self._mixes_sizes = can_mix_sizes(config)
-        parts.transformer.pos_embed = RowPositions(parts.transformer.pos_embed)
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, and a shift by the number of the image's tokens and of steps."""
@@ -79,11 +66,8 @@ class _Flux2(TransformerModel):
             return_tensors="pt",
         )
         hidden_states = self._text_outputs(tokens, output_hidden_states=True, use_cache=False).hidden_states
-        tokens_BTD = torch.cat([hidden_states[layer] for layer in self.text_layers], dim=-1).to(self.device, self.dtype)
-        return [
-            Conditioning({"encoder_hidden_states": tokens_TD}, num_cut=num_cut)
-            for tokens_TD, num_cut in zip(tokens_BTD, num_cut_of(tokens), strict=True)
-        ]
+        tokens_BTD = torch.cat([hidden_states[layer] for layer in self.text_layers], dim=-1)
+        return self._conditioned(tokens_BTD, num_cut_of(tokens))
 
     def _text(self, prompt: str) -> str:
         """Return what the chat contains of a prompt."""
@@ -94,45 +78,17 @@ class _Flux2(TransformerModel):
         self._text_encoder = language_model
         del language_model.layers[self.text_layers[-1] + 1 :]
 
-    def encode_references(self, pixels: Sequence[torch.Tensor]) -> ReferenceTokens:
-        """Return the tokens of reference images, the modes of the VAE's distributions."""
-        latents = [self.encode(pixels_HW3[None]).mean_BCHW for pixels_HW3 in pixels]
-        return reference_tokens(latents, lambda latents_1CHW: _to_tokens(latents_1CHW.to(self.dtype)))
+    def _to_tokens(self, latents_RCHW: torch.Tensor) -> torch.Tensor:
+        return latents_RCHW.to(self.dtype).flatten(2).mT
 
-    def call_size(self, num_pixels: int) -> tuple[int, int] | None:
-        """Return the class of a row's number of tokens, whose rows share calls."""
-        return (length_class(num_pixels / self.latent_scale**2), 0) if self._mixes_sizes else None
-
-    def predict(
-        self,
-        latents_R: LatentRows,
-        timesteps_R: torch.Tensor,
-        conditioning: ConditioningRows,
-        guidance_R: torch.Tensor | None,
-        references: Sequence[ReferenceTokens | None] = (),
-    ) -> LatentRows:
-        """Return the velocity of each row, of the row's shape.
-
-        `guidance_R` are the scales, None of klein; `references` are those of each row, () if no row has any.
-        """
-        rows = token_rows(
-            latents_R, references, lambda latents_RCHW: _to_tokens(latents_RCHW.to(self.dtype)), self._positions
-        )
-        num_tokens = conditioning.tokens["encoder_hidden_states"].shape[1]
-        (velocity_RNC,) = self._transformer(
-            hidden_states=rows.tokens_RND,
-            timestep=timesteps_R.to(self.dtype) / 1000,
-            guidance=guidance_R,
-            **conditioning.tokens,
-            txt_ids=rows.text_positions(_grid(0, 1, 1, num_tokens, self.device)),
-            img_ids=rows.positions,
-            joint_attention_kwargs=rows.attention_mask(num_tokens),
-            return_dict=False,
-        )
-        return image_rows(velocity_RNC, latents_R, _from_tokens, 1)
+    def _from_tokens(self, tokens_RND: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        return tokens_RND.mT.reshape(len(tokens_RND), -1, height, width)
 
     def _positions(self, size: tuple[int, int], reference_sizes: Sizes) -> torch.Tensor:
         return _row_positions(size, reference_sizes, self.device)
+
+    def _text_positions(self, num_tokens: int) -> torch.Tensor:
+        return _grid(0, 1, 1, num_tokens, self.device)
 
 
 class Flux2Klein(_Flux2):
@@ -168,14 +124,6 @@ class Flux2Dev(_Flux2):
     def _text(self, prompt: str) -> str:
         """Return the prompt without the token of an image, of which there is none."""
         return prompt.replace("[IMG]", "")
-
-
-def _to_tokens(latents_RCHW: torch.Tensor) -> torch.Tensor:
-    return latents_RCHW.flatten(2).mT
-
-
-def _from_tokens(tokens_RNC: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    return tokens_RNC.mT.reshape(len(tokens_RNC), -1, height, width)
 
 
 @functools.lru_cache(maxsize=64)

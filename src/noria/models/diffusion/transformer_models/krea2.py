@@ -33,7 +33,7 @@ from noria.models.diffusion.folders.transformer_models.qwen_folder import (
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
 from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
-from noria.models.weights import read_struct
+from noria.models.files.weights import read_struct
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 

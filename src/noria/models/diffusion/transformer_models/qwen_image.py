@@ -39,9 +39,9 @@ from noria.models.diffusion.prompts.multimodal_prompt import MultimodalPrompt
 from noria.models.diffusion.transformer_models.patches import from_tokens, to_tokens
 from noria.models.diffusion.transformer_models.token_rows import image_rows, reference_tokens
 from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
-from noria.models.weights import REDOWNLOAD_HINT
+from noria.models.files.weights import REDOWNLOAD_HINT
 from noria.sampling.guidance import Guidance
-from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
+from noria.sampling.schedule import Schedule
 
 IMAGE_TOKEN = "<|image_pad|>"  # noqa: S105
 """The place of a part of an image in a text."""
@@ -77,8 +77,7 @@ class QwenImage(TransformerModel):
 
     def schedule(self, width_px: int, height_px: int, num_steps: int) -> Schedule:
         """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
-        mu = shift_of_length(self.num_tokens(width_px, height_px), self.scheduler_config)
-        return Schedule(evenly_falling_sigmas(num_steps), mu=mu, gives_flow_sigmas=True)
+        return self._shifted_schedule(width_px, height_px, num_steps, gives_flow_sigmas=True)
 
     def text_encode(self, prompts: Sequence[str | None]) -> list[Conditioning]:
         """Return the conditioning of each prompt, cut as by diffusers' pipeline, without padding."""

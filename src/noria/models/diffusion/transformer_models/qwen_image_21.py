@@ -43,7 +43,7 @@ from noria.models.diffusion.transformer_models.qwen_image import (
 from noria.models.diffusion.transformer_models.token_rows import Sizes, image_rows, reference_tokens
 from noria.models.diffusion.transformer_models.transformer_model import TRAIN_STEPS, TransformerModel, TransformerParts
 from noria.models.diffusion.vae import LatentVae, OpaqueVae
-from noria.models.weights import REDOWNLOAD_HINT, read_struct
+from noria.models.files.weights import REDOWNLOAD_HINT, read_struct
 from noria.sampling.guidance import Guidance
 from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 

@@ -62,12 +62,7 @@ class StableDiffusion3(TransformerModel):
         t5_BTD = of_t5.last_hidden_state
         clip_BTD = torch.nn.functional.pad(clip_BTD, (0, t5_BTD.shape[-1] - clip_BTD.shape[-1]))
         tokens_BTD = torch.cat([clip_BTD, t5_BTD], dim=1)
-        return [
-            Conditioning({"encoder_hidden_states": tokens_TD}, {"pooled_projections": pooled_P}, cut)
-            for tokens_TD, pooled_P, cut in zip(
-                tokens_BTD.to(self.device, self.dtype), pooled_BP.to(self.device, self.dtype), num_cut, strict=True
-            )
-        ]
+        return self._conditioned(tokens_BTD, num_cut, {"pooled_projections": pooled_BP})
 
     def predict(
         self,

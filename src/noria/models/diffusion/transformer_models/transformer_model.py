@@ -27,6 +27,7 @@ from noria.models.diffusion.part_loading import (
 )
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import CLASSIFIER_FREE, Guidance
+from noria.sampling.schedule import Schedule, evenly_falling_sigmas, shift_of_length
 
 TRAIN_STEPS = 1000
 """Of the scheduler, whose timesteps are this times the noise level."""
@@ -118,6 +119,11 @@ class TransformerModel(LatentModel):
         _, height, width = self.latent_shape(width_px, height_px)
         return height // PATCH * (width // PATCH)
 
+    def _shifted_schedule(self, width_px: int, height_px: int, num_steps: int, *, gives_flow_sigmas: bool) -> Schedule:
+        """Return evenly falling sigmas, and a shift that grows with the number of the image's tokens."""
+        mu = shift_of_length(self.num_tokens(width_px, height_px), self.scheduler_config)
+        return Schedule(evenly_falling_sigmas(num_steps), mu=mu, gives_flow_sigmas=gives_flow_sigmas)
+
     def clean_weights(self, timesteps_B: np.ndarray) -> np.ndarray:
         """Return the weights of input and output in a preview: x₀ = x - σ·v."""
         return np.stack([np.ones_like(timesteps_B), -timesteps_B / TRAIN_STEPS]).astype(np.float32)
@@ -128,6 +134,19 @@ class TransformerModel(LatentModel):
         return self._text_encoder(
             input_ids=tokens.input_ids.to(device), attention_mask=tokens.attention_mask.to(device), **options
         )
+
+    def _conditioned(
+        self, tokens_BTD: torch.Tensor, num_cut: Sequence[int], vectors: Mapping[str, torch.Tensor] | None = None
+    ) -> list[Conditioning]:
+        """Return the conditioning of prompts that all have as many tokens; `vectors` [B, …] are theirs, too."""
+        tokens_BTD = tokens_BTD.to(self.device, self.dtype)
+        placed = {name: each.to(self.device, self.dtype) for name, each in (vectors or {}).items()}
+        return [
+            Conditioning(
+                {"encoder_hidden_states": tokens_BTD[b]}, {name: each[b] for name, each in placed.items()}, cut
+            )
+            for b, (tokens_TD, cut) in enumerate(zip(tokens_BTD, num_cut, strict=True))
+        ]
 
     def _without_padding(
         self, outputs_BTD: torch.Tensor, tokens: Any, start: int = 0, name: str = "encoder_hidden_states"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from noria.config import EngineConfig
-from noria.models.controlnet_folders import ControlNetFolders
+from noria.models.adapters.controlnet_folders import ControlNetFolders
 from noria.models.diffusion.block_compilation import check_not_compiled
 from noria.models.diffusion.conditioning import ConditioningRows
 from noria.models.diffusion.folders.unet_models.controlnet_folder import STEM, ControlNetFolder

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from noria.config import EngineConfig
+from noria.models.adapters.refiner_folders import FAMILY, RefinerFolder, RefinerFolders
 from noria.models.diffusion.conditioning import Conditioning, ConditioningRows
 from noria.models.diffusion.part_loading import (
     DTYPES,
@@ -31,8 +32,7 @@ from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.unet_models.clip_encoding import TextEncoder
 from noria.models.diffusion.unet_models.unet import DenoisingUnet
 from noria.models.diffusion.unet_models.xl_conditioning import size_ids, text_encode
-from noria.models.refiner_folders import FAMILY, RefinerFolder, RefinerFolders
-from noria.models.weights import read_object
+from noria.models.files.weights import read_object
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.sampling.guidance import Guidance
 

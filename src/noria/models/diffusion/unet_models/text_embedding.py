@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from noria.errors import InvalidField, ModelError
+from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.loras.lora_file import read_tensors
 from noria.models.diffusion.prompts.clip_prompt import TextEmbedding
-from noria.models.lora_folders import digest_of
 from noria.protocol.diffusion import Embedding
 
 _MAX_BYTES = 4 * 2**20

@@ -20,7 +20,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     packed_schedulers,
 )
 from noria.models.family import Family
-from noria.models.weights import REDOWNLOAD_HINT, read_struct
+from noria.models.files.weights import REDOWNLOAD_HINT, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _MAX_REFERENCES = 4  # that of the authors of klein; diffusers' pipelines have no limit

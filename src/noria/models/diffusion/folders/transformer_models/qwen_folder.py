@@ -7,7 +7,7 @@ from msgspec import Meta
 from noria.errors import ModelError
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, PipelineFolder, Sides
 from noria.models.diffusion.folders.transformer_models.transformer_folder import PATCH, LanguageModelConfig
-from noria.models.weights import REDOWNLOAD_HINT
+from noria.models.files.weights import REDOWNLOAD_HINT
 
 SYSTEM_PROMPT = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "

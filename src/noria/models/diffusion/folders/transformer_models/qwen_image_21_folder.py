@@ -20,7 +20,7 @@ from noria.models.diffusion.folders.transformer_models.transformer_folder import
     TransformerFolder,
 )
 from noria.models.family import Family
-from noria.models.weights import read_struct
+from noria.models.files.weights import read_struct
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _NUM_STEPS = 40  # the pipeline's

@@ -17,8 +17,8 @@ from noria.models.diffusion.folders.pipeline_folder import (
     VaeConfig,
     check_vocabulary,
 )
-from noria.models.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
-from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
+from noria.models.files.sentencepiece_file import SPIECE, needs_pieces, read_vocabulary
+from noria.models.files.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
 
 PATCH = 2
 """Latents of a token along one side, of the transformers whose tokens are patches of them."""

@@ -8,15 +8,7 @@ from msgspec import Meta
 
 from noria.errors import ModelError, short_repr
 from noria.models.diffusion.folders.pipeline_folder import Count, PartConfig, VaeConfig, check_chooses_no_code
-from noria.models.weights import (
-    identifying_bytes,
-    num_tensor_parameters,
-    read_struct,
-    read_text,
-    read_weights,
-    short_digest,
-    weight_files,
-)
+from noria.models.files.weights import num_tensor_parameters, read_struct, read_text, read_weights, weights_digest
 from noria.protocol.diffusion import DiffusionModelSpec
 
 STEM = "diffusion_pytorch_model"
@@ -95,8 +87,7 @@ def inspect(folder: pathlib.Path) -> ControlNetFolder:
             "and, of SDXL, text_time."
         )
     num_parameters = num_tensor_parameters(read_weights(folder, "", STEM))
-    of_weights = (part for weights in weight_files(folder, "", STEM) for part in identifying_bytes(weights))
-    return ControlNetFolder(folder, short_digest(of_weights, read_text(file)), num_parameters, config)
+    return ControlNetFolder(folder, weights_digest(folder, STEM, read_text(file)), num_parameters, config)
 
 
 def misfit(controlnet: ControlNetFolder, spec: DiffusionModelSpec) -> str | None:

@@ -21,7 +21,7 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     read_unet,
 )
 from noria.models.family import Family
-from noria.models.weights import read_object, read_struct, weight_files
+from noria.models.files.weights import read_object, read_struct, weight_files
 from noria.protocol.diffusion import DiffusionModelSpec
 
 _NUM_SIZES = 5  # original size and crop: two numbers each, and the aesthetic score

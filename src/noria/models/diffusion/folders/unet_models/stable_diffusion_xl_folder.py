@@ -10,7 +10,7 @@ from noria.models.diffusion.folders.unet_models.unet_folder import (
     read_folder,
 )
 from noria.models.family import Family
-from noria.models.weights import REDOWNLOAD_HINT
+from noria.models.files.weights import REDOWNLOAD_HINT
 from noria.protocol.diffusion import DiffusionModelSpec
 
 CLIP_SKIP = 2

@@ -24,7 +24,7 @@ from noria.models.diffusion.folders.pipeline_folder import (
     check_vocabulary,
 )
 from noria.models.family import Family
-from noria.models.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
+from noria.models.files.weights import REDOWNLOAD_HINT, convert, read_object, read_struct
 from noria.protocol.diffusion import DiffusionModelSpec, PromptSyntax
 
 OTHER_INPUT = (

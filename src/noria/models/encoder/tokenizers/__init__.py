@@ -1,0 +1,1 @@
+"""Texts become tokens, and tokens the rows of a batch. No torch."""

@@ -1,0 +1,1 @@
+"""Readers of the files in model folders: weights, their quantization, GGUF, vocabularies."""
