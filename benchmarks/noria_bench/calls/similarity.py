@@ -1,7 +1,6 @@
-"""How near one image is to another: PSNR, SSIM, and LPIPS where its package is installed."""
+"""How near one image is to another: SSIM, and LPIPS where its package is installed."""
 
 import importlib.util
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,12 +14,6 @@ Lpips = Callable[[Image, Image], float]
 
 _WINDOW_PX, _SIGMA_PX = 11, 1.5
 _C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-
-
-def psnr_db(image: Image, reference: Image) -> float:
-    """The peak signal-to-noise ratio in dB; infinity of equal images."""
-    error = float(np.square(image.astype(np.float64) - reference).mean())
-    return 10 * math.log10(255**2 / error) if error else math.inf
 
 
 def ssim(image: Image, reference: Image) -> float:
