@@ -95,6 +95,38 @@ class RunPlan:
 
 
 @dataclass
+class _Recording:
+    """What is known of a run so far."""
+
+    plan: RunPlan
+    header: dict[str, Any]
+    resources: ResourceTrace = field(default_factory=ResourceTrace)
+    image_checks: tuple[ImageCheck, ...] = ()
+    ready_s: float | None = None
+    engine_costs: dict[str, Any] = field(default_factory=dict)
+    complete: bool = False
+
+    def result(self, spec: DiffusionModelSpec, folder: pathlib.Path) -> BenchRun:
+        """The run, with the records that the client has written into `folder`."""
+        return BenchRun(
+            bench=self.plan.bench,
+            target=self.plan.target.name,
+            traffic=self.plan.load_generator.traffic,
+            provenance=self.header,
+            model={"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
+            settings=self.plan.reported_settings,
+            records=tuple(load_generators.read_records(folder)),
+            usage=self.resources.usage,
+            image_checks=self.image_checks,
+            variant=self.plan.variant,
+            complete=self.complete,
+            seconds_to_ready=self.ready_s,
+            calibration=self.plan.calibration,
+            engine_costs=self.engine_costs,
+        )
+
+
+@dataclass
 class Suite:
     """The state of a bench: what has been measured so far."""
 
@@ -116,70 +148,56 @@ class Suite:
             RuntimeError: the server did not start, or the server or the client ended too early.
 
         """
-        header = collect_provenance()
+        run = _Recording(plan, collect_provenance())
         if plan.target.framework is not None:
-            header["framework_versions"] = environments.versions_of(plan.target.framework)
+            run.header["framework_versions"] = environments.versions_of(plan.target.framework)
         with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
             folder = pathlib.Path(name)
-            resources, image_checks, ready_s = ResourceTrace(), tuple[ImageCheck, ...](), None
-            engine_costs: dict[str, Any] = {}
             try:
                 log_status(f"{plan.name}: starting")
                 if self._kept is not None and self._kept[0] != plan.server:
                     self.end_server()
-                resources.matrix_gflops.append(matrix_gflops())
+                run.resources.matrix_gflops.append(matrix_gflops())
                 gpus = find_gpus(plan.config.engine.devices, os.environ)
                 if gpus is not None:
-                    header["machine"]["gpu"] = ", ".join(gpus.names)
+                    run.header["machine"]["gpu"] = ", ".join(gpus.names)
                 with self._server_for(plan) as (server, is_fresh):
-                    ready_s = server.seconds_to_ready
-                    self._measure_load(plan, server, gpus, folder, resources, engine_costs, is_fresh=is_fresh)
-                resources.matrix_gflops.append(matrix_gflops())
+                    run.ready_s = server.seconds_to_ready
+                    self._measure_load(run, server, gpus, folder, is_fresh=is_fresh)
+                run.resources.matrix_gflops.append(matrix_gflops())
                 log_status(f"{plan.name}: comparing some images with their solo runs")
-                image_checks = check_replies(
+                run.image_checks = check_replies(
                     folder / load_generators.SAMPLE_FOLDER,
                     plan.load_generator.body,
                     self._solo_generator_for(plan.config).generate,
                     _NUM_QUICK_CHECKS if self.quick else None,
                 )
-            except BaseException:
-                self._save(
-                    self._build_run(
-                        plan, header, folder, resources, image_checks, ready_s, engine_costs, complete=False
-                    )
-                )
-                raise
-            self._save(
-                self._build_run(plan, header, folder, resources, image_checks, ready_s, engine_costs, complete=True)
-            )
+                run.complete = True
+            finally:
+                self._save(run.result(self.spec, folder))
 
     def _measure_load(
-        self,
-        plan: RunPlan,
-        server: RunningServer,
-        gpus: GpuMeter | None,
-        folder: pathlib.Path,
-        resources: ResourceTrace,
-        engine_costs: dict[str, Any],
-        *,
-        is_fresh: bool,
+        self, run: "_Recording", server: RunningServer, gpus: GpuMeter | None, folder: pathlib.Path, *, is_fresh: bool
     ) -> None:
-        """Warm a server up and load it; `resources` is filled even if an error is raised, `engine_costs` otherwise."""
-        url = f"http://127.0.0.1:{server.port}{plan.target.path}"
+        """Warm a server up and load it; the resources are recorded even if an error is raised, the costs otherwise."""
+        plan, url = run.plan, f"http://127.0.0.1:{server.port}{run.plan.target.path}"
         log_status(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
         bodies = plan.load_generator.warm_up_bodies
         if self.quick:
             bodies = bodies[:: -(-len(bodies) // _NUM_WARM_UP_USERS)] if is_fresh else bodies[:1]
         warm_up(url, plan.target.protocol, bodies)
-        records_costs = plan.target.module is None and plan.load_generator.traffic.kind == "open"
-        with (
-            monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, resources),
-            record_engine_costs(server.port, self.spec, plan.config.engine, engine_costs)
-            if records_costs
-            else contextlib.nullcontext(),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, run.resources))
+            if plan.target.module is None and plan.load_generator.traffic.kind == "open":
+                engine = plan.config.engine
+                stack.enter_context(record_engine_costs(server.port, self.spec, engine, run.engine_costs))
             load_generators.run_load(
-                plan.load_generator, url, plan.target.protocol, folder, server.process, self._progress(plan)
+                plan.load_generator,
+                url,
+                plan.target.protocol,
+                folder,
+                server.process,
+                lambda text: log_status(f"{plan.name}: {text}"),
             )
 
     @contextlib.contextmanager
@@ -207,45 +225,12 @@ class Suite:
             kept, self._kept = self._kept, None
             kept[2].close()
 
-    def _progress(self, plan: RunPlan) -> Callable[[str], None]:
-        return lambda text: log_status(f"{plan.name}: {text}")
-
     def _solo_generator_for(self, config: Config) -> SoloGenerator:
         # The policy decides when an image is generated, not how.
         key = msgspec.structs.replace(config.engine, policy=EngineConfig().policy)
         if self._solo_generator is None or self._solo_generator[0] != key:
             self._solo_generator = key, SoloGenerator(self.spec, key)
         return self._solo_generator[1]
-
-    def _build_run(
-        self,
-        plan: RunPlan,
-        header: dict[str, Any],
-        folder: pathlib.Path,
-        resources: ResourceTrace,
-        image_checks: tuple[ImageCheck, ...],
-        ready_s: float | None,
-        engine_costs: dict[str, Any],
-        *,
-        complete: bool,
-    ) -> BenchRun:
-        spec = self.spec
-        return BenchRun(
-            bench=plan.bench,
-            target=plan.target.name,
-            traffic=plan.load_generator.traffic,
-            provenance=header,
-            model={"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
-            settings=plan.reported_settings,
-            records=tuple(load_generators.read_records(folder)),
-            usage=resources.usage,
-            image_checks=image_checks,
-            variant=plan.variant,
-            complete=complete,
-            seconds_to_ready=ready_s,
-            calibration=plan.calibration,
-            engine_costs=engine_costs,
-        )
 
     def _save(self, run: BenchRun) -> None:
         if run.records or run.complete:
