@@ -155,7 +155,7 @@ def test_triton_by_torch_gets_texts_as_bytes_and_no_mask():
     assert not any('"attention_mask" ' in file for file in repository.values())
     for name in ("tokenizer", "ensemble"):
         assert 'name: "TEXT" data_type: TYPE_UINT8 dims: [-1]' in repository[f"{name}/config.pbtxt"]
-    assert "triton_torch_encoder import" in repository["encoder/1/model.py"]
+    assert "triton_torch import Encoder as" in repository["encoder/1/model.py"]
 
 
 @pytest.mark.parametrize("text", ["one", "Größe 東京", "word " * 2000])
