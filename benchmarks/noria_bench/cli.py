@@ -6,8 +6,9 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_plain_command, config_from
 from noria_bench.benches import commands as image_benches
+from noria_bench.benches import deadline_options
 from noria_bench.calls import options as calls
-from noria_bench.canary import command as canary
+from noria_bench.canary import options as canary
 from noria_bench.cluster import options as cluster
 from noria_bench.command_arguments import add_diffusion_model, add_output
 from noria_bench.cost import options as cost
@@ -27,7 +28,7 @@ def add_benches(commands: Any) -> list[Parser]:
     add_output(quick)
     with_settings = [
         quick,
-        image_benches.add_deadlines(benches),
+        deadline_options.COMMAND.add_to(benches),
         cost.COMMAND.add_to(benches),
         *image_benches.add_comparisons(benches),
         calls.COMMAND.add_to(benches),
@@ -51,7 +52,7 @@ def add_benches(commands: Any) -> list[Parser]:
         device,
         soak.add_to(benches),
         soak.add_neighbours(benches),
-        canary.add_to(benches),
+        canary.COMMAND.add_to(benches),
         cluster.COMMAND.add_to(benches),
     ]
 

@@ -69,7 +69,7 @@ def options_from(arguments: argparse.Namespace, defaults: OptionsT) -> OptionsT:
 class BenchCommand:
     """The command `noria bench NAME`: what it says of itself, and its options.
 
-    It calls `main` of `noria_bench.NAME.bench` with the settings, if it takes any, the options, and where results go.
+    It calls `main` of its module with the settings, if it takes any, the options, and where results go.
     """
 
     name: str
@@ -84,6 +84,7 @@ class BenchCommand:
     quick: Any = None  # options of --quick; None: there is none
     quick_help: str = ""
     has_folder: bool = True  # for results; False: one file
+    module: str = ""  # with `main`; empty: `noria_bench.NAME.bench`
 
     def add_to(self, benches: Any) -> Parser:
         """Add the command to argparse's subparsers; returns its parser."""
@@ -111,7 +112,7 @@ class BenchCommand:
 
     def _run(self, arguments: argparse.Namespace) -> int:
         config = [config_from(arguments)] if self.usage else []
-        bench = importlib.import_module(f"noria_bench.{self.name}.bench")
+        bench = importlib.import_module(self.module or f"noria_bench.{self.name}.bench")
         options = options_from(arguments, self.quick if getattr(arguments, "quick", False) else self.defaults)
         results = results_folder(arguments.out, self.name) if self.has_folder else arguments.output
         status: int = bench.main(*config, options, results)
