@@ -1,8 +1,11 @@
 """Types of options, for argparse: each parses a text, or raises an error that says what is allowed."""
 
+import math
 from collections.abc import Callable, Collection
 
 from noria.cli.parser import argument_type
+
+ABOVE_0 = math.nextafter(0.0, 1.0)
 
 
 def number(low: float, high: float, allowed: str) -> Callable[[str], float]:

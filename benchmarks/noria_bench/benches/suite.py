@@ -40,7 +40,7 @@ from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import ResourceTrace, monitor_resources
 from noria_bench.measurement.run_metrics import attainment
 from noria_bench.measurement.runs import BenchRun, ImageCheck
-from noria_bench.running import make_results_folder
+from noria_bench.running import make_results_folder, run_to_end
 from noria_bench.targets import environments
 from noria_bench.targets.catalog import Protocol, Target, TargetSettings
 from noria_bench.targets.server import isolated_config, running_target
@@ -140,6 +140,15 @@ class Suite:
     _solo_generator: tuple[EngineConfig, SoloGenerator] | None = None
     # In a quick suite: the settings of the last run's server, the server, and what ends it.
     _kept: tuple[tuple[object, ...], RunningServer, contextlib.ExitStack] | None = None
+
+    def run_all(self, plans: Iterable[RunPlan]) -> None:
+        """Make every run; one that fails does not stop the next."""
+        for plan in plans:
+            try:
+                self.run(plan)
+            except (RuntimeError, OSError, NoriaError) as error:
+                self.failures.append(f"{plan.name} failed: {error}")
+                log_status(self.failures[-1])
 
     def run(self, plan: RunPlan) -> None:
         """Make one run and write it. A run that is interrupted is written as incomplete, if it has recorded anything.
@@ -260,7 +269,7 @@ def main(
     with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
         suite = Suite(isolated_config(config, cache), folder, spec, quick)
         try:
-            status = _run_all(suite, plans)
+            status = run_to_end(lambda: suite.run_all(plans(suite.config, suite.spec)), log_status, suite.failures)
         finally:
             suite.end_server()
     if suite.runs:
@@ -271,24 +280,6 @@ def main(
     for failure in suite.failures:
         log_status(failure)
     return status
-
-
-def _run_all(suite: Suite, plans: Callable[[Config, DiffusionModelSpec], Iterable[RunPlan]]) -> int:
-    """Make every run, until an interruption; returns the exit status."""
-    try:
-        for plan in plans(suite.config, suite.spec):
-            try:
-                suite.run(plan)
-            except (RuntimeError, OSError, NoriaError) as error:
-                suite.failures.append(f"{plan.name} failed: {error}")
-                log_status(suite.failures[-1])
-    except KeyboardInterrupt:
-        log_status("interrupted; the report has what was measured until now")
-        return 130
-    # Raised while planning, such as by a measurement of Noria's capacity.
-    except (RuntimeError, OSError, NoriaError) as error:
-        suite.failures.append(f"stopped: {error}")
-    return 1 if suite.failures else 0
 
 
 def warm_up(url: str, protocol: Protocol, bodies: Sequence[Body]) -> None:

@@ -30,14 +30,7 @@ class NullMetric:
     def inc(self, amount: float = 1) -> None:
         """Do nothing."""
 
-    def dec(self, amount: float = 1) -> None:
-        """Do nothing."""
-
-    def set(self, value: float) -> None:
-        """Do nothing."""
-
-    def observe(self, amount: float) -> None:
-        """Do nothing."""
+    dec = set = observe = inc
 
     def track_inprogress(self) -> "contextlib.nullcontext[None]":
         """Return a context manager that does nothing."""

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from noria_bench.deploys.results import KINDS, DeploysResult, DeploysRun, Kind, Phase, num_failed
+from noria_bench.deploys.results import KINDS, DeploysResult, DeploysRun, Kind, num_failed
 from noria_bench.reports.plots.styles import report_style, save_figure
 from noria_bench.reports.result_report import conditions, heading, median
 from noria_bench.reports.table import Table, format_number, format_ratio
@@ -60,16 +60,9 @@ def _table(result: DeploysResult, kind: Kind) -> Table:
 
 def _p99_ratio(run: DeploysRun, name: str, kind: Kind) -> float | None:
     """The p99 in a phase over that before, of the same server."""
-    before, now = (_p99_ms(_phase(run, each), kind) for each in ("before", name))
+    p99_ms = {phase.name: phase.by_kind[kind].p99_ms for phase in run.phases}
+    before, now = p99_ms.get("before"), p99_ms.get(name)
     return now / before if before and now else None
-
-
-def _phase(run: DeploysRun, name: str) -> Phase | None:
-    return next((phase for phase in run.phases if phase.name == name), None)
-
-
-def _p99_ms(phase: Phase | None, kind: Kind) -> float | None:
-    return None if phase is None else phase.by_kind[kind].p99_ms
 
 
 def _plot(result: DeploysResult, file: pathlib.Path) -> pathlib.Path:

@@ -59,7 +59,7 @@ def _texts(result: SharingResult, load: Load) -> Table:
                 )
             )
     columns = ("encoder_cores", "texts/s", "p50, ms", "p95, ms", "p99, ms", "images/s", "failed", "wrong")
-    return Table(_title(load), columns, tuple(rows), ("Medians of the rounds.",))
+    return Table(f"Embeddings: {_short(load)}", columns, tuple(rows), ("Medians of the rounds.",))
 
 
 def _images(result: SharingResult) -> Table:
@@ -135,10 +135,6 @@ def _select(result: SharingResult, value: str, load: Load | None, *, has_images:
         and (None if run.texts is None else run.texts.load) == load
         and (run.images_per_s is not None) == has_images
     ]
-
-
-def _title(load: Load) -> str:
-    return f"Embeddings: {_short(load)}"
 
 
 def _short(load: Load) -> str:
