@@ -178,8 +178,7 @@ class CostBench:
         self, server: RunningServer, seconds: float, first: int, max_requests: int | None = None
     ) -> list[closed_loop.Reply]:
         def body(number: int) -> dict[str, Any]:
-            fields: dict[str, Any] = msgspec.to_builtins(self._template(first + number))
-            return fields | {"metadata": False}
+            return self._template(first + number).body | {"metadata": False}
 
         return closed_loop.run_closed_loop(
             server.port, self.options.num_users, seconds, body, max_requests=max_requests

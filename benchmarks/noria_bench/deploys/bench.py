@@ -187,7 +187,7 @@ class DeploysBench:
 
     def _image_body(self, number: int) -> dict[str, Any]:
         template = next(uniform(self.images).templates(self.options.seed + number))
-        return {**msgspec.to_builtins(template), "metadata": False}
+        return template.body | {"metadata": False}
 
     def _text_body(self, number: int) -> dict[str, Any]:
         return {"input": FIXED_TEXT, "model": self.texts.name, "user": str(number)}

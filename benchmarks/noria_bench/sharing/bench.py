@@ -226,7 +226,7 @@ class SharingBench:
 
     def _image_body(self, number: int) -> dict[str, object]:
         template = next(uniform(self.images).templates(self.options.seed + number))
-        return {**msgspec.to_builtins(template), "metadata": False}
+        return template.body | {"metadata": False}
 
     def _client_config(self, server: RunningServer, load: Load, number: int) -> ClientConfig:
         """The client of a load. All values of the setting get the same arrivals, each round others."""

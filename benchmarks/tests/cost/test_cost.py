@@ -14,6 +14,8 @@ import pytest
 
 from http_servers import HttpServer
 from noria.config import Config
+from noria.frontend.http.body import decode
+from noria.protocol.request import ImageRequestBody
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, running_process
 from noria_bench.cost import background_viewers, bench, summary
 from noria_bench.cost.options import CostOptions
@@ -84,6 +86,7 @@ def fake_noria(delay_s, live=True):
 
     def answer(request):
         if request.command == "POST":
+            decode(request.body, ImageRequestBody)  # raises, so that the connection breaks
             time.sleep(delay_s)
             request.send(b"image")
         elif request.path == "/metrics":
