@@ -34,12 +34,7 @@ class SoloCost(Struct, frozen=True):
 
     def matches(self, template: RequestTemplate) -> bool:
         """Whether this is the cost of requests such as `template`."""
-        return (self.width, self.height, self.guided, self.n) == (
-            template.width,
-            template.height,
-            template.guided,
-            template.n,
-        )
+        return all(getattr(self, name) == getattr(template, name) for name in ("width", "height", "guided", "n"))
 
 
 class Capacity(Struct, frozen=True):

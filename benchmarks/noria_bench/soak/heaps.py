@@ -146,7 +146,8 @@ def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
                     _log_status(f"{name}, {heap}")
                     with _serving(target, spec, of_target, pathlib.Path(work)) as clients:
                         results.append(measure_heap(name, heap, clients, options.seconds))
-                    _write(folder, provenance, options, results)
+                    document = {"bench": "heaps", "options": msgspec.to_builtins(options), "results": results}
+                    write_json(provenance | document, folder / FILE_NAME)
 
         status = run_to_end(measure, _log_status, failures)
     if results:
@@ -318,13 +319,6 @@ def _mean_s(replies: Sequence[Reply]) -> float:
 def _p99_s(replies: Sequence[Reply]) -> float:
     served = [reply.latency_s for reply in replies if reply.status == 200]
     return statistics.quantiles(served, n=100, method="inclusive")[98] if len(served) > 1 else math.inf
-
-
-def _write(
-    folder: pathlib.Path, provenance: dict[str, Any], options: HeapOptions, results: Sequence[HeapResult]
-) -> None:
-    document = {**provenance, "bench": "heaps", "options": msgspec.to_builtins(options), "results": results}
-    write_json(document, folder / FILE_NAME)
 
 
 def table(results: Sequence[HeapResult], note: str = "") -> Table:
