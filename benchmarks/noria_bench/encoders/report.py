@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from noria_bench.encoders import summary
 from noria_bench.encoders.plots import plot_latency, plot_throughput
@@ -124,25 +124,24 @@ def _reference(result: EncodersResult) -> Table:
 
 def _load_table(result: EncodersResult, load: Load) -> Table:
     found = [(target, each) for target in targets_of(result) if (each := measured(result, target, load))]
-    rows = tuple((target, *_load_cells(each)) for target, each in found)
-    columns = (
-        *("", "RPS", "p50, ms", "p95, ms", "p99, ms"),
-        *("mean batch", "padding", "CPU ms/request", "failed", "CPU of others"),
-    )
+
+    def typical(name: str, digits: int) -> Callable[[tuple[str, list[Measurement]]], str]:
+        return lambda row: format_number(median(getattr(each, name) for each in row[1]), digits)
+
     title = load_title(load)
-    return Table(title[0].upper() + title[1:], columns, rows)
-
-
-def _load_cells(found: Sequence[Measurement]) -> tuple[str, ...]:
-    latencies = (median(getattr(each, name) for each in found) for name in ("p50_ms", "p95_ms", "p99_ms"))
-    return (
-        format_rate(median(each.requests_per_s for each in found)),
-        *(format_number(latency, 1) for latency in latencies),
-        _reported([each.mean_batch for each in found], 1),
-        _reported([each.padding for each in found], None),
-        format_number(median(each.cpu_ms_per_request for each in found), 2),
-        str(sum(each.num_failed for each in found)),
-        format_share(max(each.other_cpu_share or 0.0 for each in found)),
+    return Table.of(
+        title[0].upper() + title[1:],
+        found,
+        ("", lambda row: row[0]),
+        ("RPS", typical("requests_per_s", 2)),
+        ("p50, ms", typical("p50_ms", 1)),
+        ("p95, ms", typical("p95_ms", 1)),
+        ("p99, ms", typical("p99_ms", 1)),
+        ("mean batch", lambda row: _reported([each.mean_batch for each in row[1]], 1)),
+        ("padding", lambda row: _reported([each.padding for each in row[1]], None)),
+        ("CPU ms/request", typical("cpu_ms_per_request", 2)),
+        ("failed", lambda row: str(sum(each.num_failed for each in row[1]))),
+        ("CPU of others", lambda row: format_share(max(each.other_cpu_share or 0.0 for each in row[1]))),
     )
 
 
