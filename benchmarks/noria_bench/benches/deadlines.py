@@ -64,7 +64,7 @@ def deadline_runs(options: DeadlineOptions, config: Config, spec: DiffusionModel
         for target in options.targets:
             yield RunPlan(
                 "deadlines",
-                _catalog_target(target),
+                REFERENCE if target == "reference" else NORIA,
                 generator,
                 _config_of(target, config),
                 variant=f"{load} %" if target == "reference" else f"{load} % {target}",
@@ -145,10 +145,6 @@ def calibrate(
 
 def _measure_capacity(port: int, target: Target, mix: Mix, spec: DiffusionModelSpec, seed: int) -> Any:
     return msgspec.to_builtins(capacity.measure_capacity(port, target.path, mix, spec, _CAPACITY_S, seed))
-
-
-def _catalog_target(target: DeadlineTarget) -> Target:
-    return REFERENCE if target == "reference" else NORIA
 
 
 def _config_of(target: DeadlineTarget, config: Config) -> Config:

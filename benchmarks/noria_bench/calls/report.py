@@ -1,5 +1,6 @@
 """The report of `noria bench calls`: tables in Markdown, a plot, and a grid of images for each scheduler and steps."""
 
+import functools
 import itertools
 import math
 import pathlib
@@ -11,8 +12,8 @@ from PIL import ImageDraw, ImageFont
 
 from noria_bench.calls.results import CallsResult, CallsRun, Setting
 from noria_bench.calls.similarity import Image
-from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.result_report import conditions, heading
+from noria_bench.reports.plots.styles import save_figure
+from noria_bench.reports.result_report import conditions, heading, write_files
 from noria_bench.reports.table import MISSING, Table, escape_markdown, format_number, format_share
 
 _KINDS = {"skipped": ("skipped calls", "#0072B2", "o"), "fewer": ("fewer steps", "#D55E00", "s")}
@@ -27,12 +28,8 @@ def write_report(
 ) -> list[pathlib.Path]:
     """Write `report.md`, the plot and the grids of the `pictures` into `folder`; returns the files."""
     groups = _groups(result)
-    with report_style():
-        plot = _plot(groups, folder / "plots" / "calls.svg")
-    grids = [_write_grid(group, pictures, folder / "images" / f"{_file_stem(group)}.png") for group in groups]
-    report = folder / "report.md"
-    report.write_text(_markdown(result, groups), encoding="utf-8")
-    return [report, plot, *grids]
+    files = write_files(folder, _markdown(result, groups), calls=functools.partial(_plot, groups))
+    return files + [_write_grid(each, pictures, folder / "images" / f"{_file_stem(each)}.png") for each in groups]
 
 
 def _markdown(result: CallsResult, groups: Sequence[Group]) -> str:

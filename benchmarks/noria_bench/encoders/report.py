@@ -1,5 +1,6 @@
 """The report of `noria bench encoders`: tables in Markdown, and two plots."""
 
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterable
@@ -8,9 +9,8 @@ from noria_bench.encoders import summary
 from noria_bench.encoders.plots import plot_latency, plot_throughput
 from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun
 from noria_bench.encoders.summary import best_rates, load_title, loads_of, measured, median, paired_ratios, targets_of
-from noria_bench.reports.plots.styles import report_style
 from noria_bench.reports.provenance_text import noria_text
-from noria_bench.reports.result_report import heading
+from noria_bench.reports.result_report import heading, write_files
 from noria_bench.reports.table import (
     MISSING,
     Table,
@@ -27,14 +27,10 @@ _MIN_SHOWN_MS = 0.005  # CPU milliseconds a request
 
 def write_report(result: EncodersResult, folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `report.md` and the plots into `folder`; returns the files."""
-    report = folder / "report.md"
-    report.write_text(markdown(result), encoding="utf-8")
-    with report_style():
-        plots = [
-            plot_latency(result, folder / "plots" / "latency.svg"),
-            plot_throughput(result, folder / "plots" / "throughput.svg"),
-        ]
-    return [report, *plots]
+    plots = {"latency": plot_latency, "throughput": plot_throughput}
+    return write_files(
+        folder, markdown(result), **{name: functools.partial(plot, result) for name, plot in plots.items()}
+    )
 
 
 def markdown(result: EncodersResult) -> str:

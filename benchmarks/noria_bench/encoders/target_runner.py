@@ -228,7 +228,9 @@ class TargetRunner:
                 measurement = make_measurement(load, self._own_load(target, server, load, number), target.precision)
             else:
                 measurement = self._tool_load(target, server, load, number)
-                self._wait_until_idle(target, server)
+                # Wait for the requests that ab or wrk left behind: a later one is answered after them.
+                for _ in range(2):
+                    self.client(target, server, "fixed", connections=self.form.threads, num_requests=self.form.threads)
         new = [after - before for before, after in zip(batches, self._batches(target, server), strict=True)]
         used_s = {name: seconds - cpu_s.get(name, 0.0) for name, seconds in server.cpu_s_by_name().items()}
         measurement = msgspec.structs.replace(
@@ -279,11 +281,6 @@ class TargetRunner:
         if load.client == "ab":
             return load_tools.run_ab(url, bodies, interface.headers, load, self.options.seconds, output)
         return load_tools.run_wrk(url, bodies, interface.headers, 997 * number, load, self.options.seconds, output)
-
-    def _wait_until_idle(self, target: EncoderTarget, server: RunningServer) -> None:
-        """Wait for the requests that ab or wrk left behind: a later one is answered after them."""
-        for _ in range(2):
-            self.client(target, server, "fixed", connections=self.form.threads, num_requests=self.form.threads)
 
     def client(
         self, target: EncoderTarget, server: RunningServer, corpus: Corpus, *, seconds: float = 600.0, **load: Any
