@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from noria.observe.metrics import declarations, exposition
+from noria.observe.metrics import declarations, exposition, section
 from noria.supervisor.child_process import ChildKind
 
 _CHILDREN: tuple[ChildKind, ...] = ("engine", "frontend", "registrar")
@@ -42,10 +42,11 @@ def disable_metrics() -> None:
     for name, value in list(vars(declarations).items()):
         if isinstance(value, MetricWrapperBase):
             setattr(declarations, name, NullMetric())
-    setattr(exposition, "observe", _ignore_observation)  # noqa: B010 - the replacement accepts any arguments
+    for module, name in ((section, "add_all"), (exposition, "keep_exemplar")):
+        setattr(module, name, _do_nothing)
 
 
-def _ignore_observation(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     pass
 
 

@@ -233,11 +233,13 @@ def test_a_process_with_disabled_metrics_counts_nothing():
     script = (
         "from noria_bench.cost.no_metrics_server import disable_metrics; disable_metrics()\n"
         "from noria.observe.metrics import declarations as metrics\n"
-        "from noria.observe.metrics.exposition import exposition, observe\n"
+        "from noria.observe.metrics.exposition import exposition, keep_exemplar, series\n"
+        "from noria.observe.metrics.section import add_all\n"
         "metrics.ITERATIONS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc()\n"
         "metrics.REQUESTS_IN_FLIGHT.set(8); metrics.REQUESTS_IN_FLIGHT.dec()\n"
         "metrics.ITERATION_SECONDS.labels('8x8').observe(1)\n"
-        "observe(metrics.REQUEST_SECONDS, 1.0, {}, 'm')\n"
+        "add_all((series(metrics.REQUEST_SECONDS, 'm'), 1.0), (metrics.REQUESTS_IN_FLIGHT, 1))\n"
+        "keep_exemplar({}, (metrics.REQUEST_SECONDS, 1.0, ('m',)))\n"
         "with metrics.REQUESTS_IN_FLIGHT.track_inprogress(): pass\n"
         "print(exposition()[0].decode())"
     )
