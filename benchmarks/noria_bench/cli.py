@@ -1,4 +1,4 @@
-"""`noria bench …`: its commands. Each bench's arguments and call are in the `command` module of its folder."""
+"""`noria bench …`: its commands. Each bench's arguments are in a module `options` or `command` of its folder."""
 
 import argparse
 import pathlib
@@ -6,15 +6,16 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_plain_command, config_from
 from noria_bench.benches import commands as image_benches
-from noria_bench.calls import command as calls
-from noria_bench.canary import command as canary
-from noria_bench.cluster import command as cluster
+from noria_bench.benches import deadline_options
+from noria_bench.calls import options as calls
+from noria_bench.canary import options as canary
+from noria_bench.cluster import options as cluster
 from noria_bench.command_arguments import add_diffusion_model, add_output
-from noria_bench.cost import command as cost
-from noria_bench.deploys import command as deploys
+from noria_bench.cost import options as cost
+from noria_bench.deploys import options as deploys
 from noria_bench.device.command import add_arguments
-from noria_bench.encoders import command as encoders
-from noria_bench.sharing import command as sharing
+from noria_bench.encoders import options as encoders
+from noria_bench.sharing import options as sharing
 from noria_bench.soak import command as soak
 from noria_bench.targets import command as targets
 
@@ -27,13 +28,13 @@ def add_benches(commands: Any) -> list[Parser]:
     add_output(quick)
     with_settings = [
         quick,
-        image_benches.add_deadlines(benches),
-        cost.add_to(benches),
+        deadline_options.COMMAND.add_to(benches),
+        cost.COMMAND.add_to(benches),
         *image_benches.add_comparisons(benches),
-        calls.add_to(benches),
-        encoders.add_to(benches),
-        sharing.add_to(benches),
-        deploys.add_to(benches),
+        calls.COMMAND.add_to(benches),
+        encoders.COMMAND.add_to(benches),
+        sharing.COMMAND.add_to(benches),
+        deploys.COMMAND.add_to(benches),
         targets.add_serve(benches),
     ]
     report = add_plain_command(benches, "report", _report, "tables, plots and an HTML page of a folder of runs")
@@ -51,8 +52,8 @@ def add_benches(commands: Any) -> list[Parser]:
         device,
         soak.add_to(benches),
         soak.add_neighbours(benches),
-        canary.add_to(benches),
-        cluster.add_to(benches),
+        canary.COMMAND.add_to(benches),
+        cluster.COMMAND.add_to(benches),
     ]
 
 

@@ -3,10 +3,12 @@
 import argparse
 import dataclasses
 import datetime
+import importlib
 import pathlib
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from noria.cli.parser import Parser, add_settings
+from noria.cli.parser import Parser, add_command, add_plain_command, add_settings, config_from
 from noria.settings import list_settings
 
 OptionsT = TypeVar("OptionsT")
@@ -61,3 +63,57 @@ def options_from(arguments: argparse.Namespace, defaults: OptionsT) -> OptionsT:
     """Return `defaults`, a dataclass, with each of its fields that the arguments have and that is not None."""
     given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(defaults)}  # type: ignore[arg-type]
     return dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})  # type: ignore[type-var]
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchCommand:
+    """The command `noria bench NAME`: what it says of itself, and its options.
+
+    It calls `main` of its module with the settings, if it takes any, the options, and where results go.
+    """
+
+    name: str
+    summary: str
+    description: str
+    defaults: Any  # its options, a dataclass
+    options: tuple[tuple[str, str, Any, str], ...]  # as `add_options` takes them
+    usage: str = ""  # its arguments besides settings; empty: it takes no settings
+    add_more: Callable[[Parser], None] = lambda _: None  # adds the arguments that no other bench has
+    add_model: Callable[[Parser], None] = add_diffusion_model
+    seed_of: str = ""  # that --trace-seed is of; empty: there is none
+    quick: Any = None  # options of --quick; None: there is none
+    quick_help: str = ""
+    has_folder: bool = True  # for results; False: one file
+    module: str = ""  # with `main`; empty: `noria_bench.NAME.bench`
+
+    def add_to(self, benches: Any) -> Parser:
+        """Add the command to argparse's subparsers; returns its parser."""
+
+        def run(arguments: argparse.Namespace) -> int:
+            return self._run(arguments)
+
+        run.__doc__ = self.description
+        if self.usage:
+            parser = add_command(benches, self.name, run, self.usage, self.summary)
+            self.add_model(parser)
+        else:
+            parser = add_plain_command(benches, self.name, run, self.summary)
+        add_options(parser, self.defaults, *self.options)
+        self.add_more(parser)
+        if self.seed_of:
+            add_trace_seed(parser, self.seed_of)
+        if self.quick is not None:
+            parser.add_argument("--quick", action="store_true", help=self.quick_help)
+        if self.has_folder:
+            add_results_folder(parser, self.name)
+        else:
+            add_output(parser)
+        return parser
+
+    def _run(self, arguments: argparse.Namespace) -> int:
+        config = [config_from(arguments)] if self.usage else []
+        bench = importlib.import_module(self.module or f"noria_bench.{self.name}.bench")
+        options = options_from(arguments, self.quick if getattr(arguments, "quick", False) else self.defaults)
+        results = results_folder(arguments.out, self.name) if self.has_folder else arguments.output
+        status: int = bench.main(*config, options, results)
+        return status

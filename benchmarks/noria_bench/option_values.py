@@ -1,8 +1,11 @@
 """Types of options, for argparse: each parses a text, or raises an error that says what is allowed."""
 
+import math
 from collections.abc import Callable, Collection
 
 from noria.cli.parser import argument_type
+
+ABOVE_0 = math.nextafter(0.0, 1.0)
 
 
 def number(low: float, high: float, allowed: str) -> Callable[[str], float]:
@@ -65,6 +68,7 @@ def names(known: Collection[str], noun: str) -> Callable[[str], tuple[str, ...]]
 
 
 CONNECTIONS = ordered(wholes(1, 128, "connections are whole numbers from 1 to 128, such as 1,16,128"))
+LOADS = ordered(wholes(1, 1000, "loads are whole per cents of capacity from 1 to 1000, such as 50,90,130"))
 SECONDS = number(1, 600, "a load takes 1 to 600 seconds")
 ROUNDS = whole(1, 20, "it is a whole number of rounds from 1 to 20")
 USERS = whole(1, 256, "it is a whole number of users from 1 to 256")

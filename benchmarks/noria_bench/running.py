@@ -1,10 +1,12 @@
 """Parts of a run that the benches share: lines about progress, modules in processes of their own, and its end."""
 
+import contextlib
 import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,6 +19,8 @@ from noria.protocol.process_signals import sigterm_interrupts
 from noria.protocol.text import EncoderModelSpec
 
 StatusLog = Callable[[str], None]
+Background = Callable[[threading.Event], None]
+"""A function that ends when its event is set."""
 
 
 def status_log(bench: str) -> StatusLog:
@@ -36,6 +40,19 @@ def run_to_end(measure: Callable[[], None], log_status: StatusLog, failures: lis
         failures.append(f"stopped: {error}")
         log_status(failures[-1])
     return 1 if failures else 0
+
+
+@contextlib.contextmanager
+def in_background(function: Background) -> Iterator[threading.Event]:
+    """Run a function in a thread meanwhile; at the end its event is set, and it is waited for."""
+    ended = threading.Event()
+    thread = threading.Thread(target=function, args=(ended,))
+    thread.start()
+    try:
+        yield ended
+    finally:
+        ended.set()
+        thread.join()
 
 
 def write_json(document: Any, file: pathlib.Path) -> pathlib.Path:

@@ -4,12 +4,14 @@ It prints its port.
 """
 
 import contextlib
-import http.server
+import functools
 import io
-import json
+import itertools
 import os
+import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -42,59 +44,28 @@ def png(body):
     return file.getvalue()
 
 
-class ImageHandler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = 65536
-
-    def do_GET(self):
-        if self.path.startswith("/v1/models/"):
-            self.answer(200, json.dumps(MODEL).encode(), "application/json")
-        else:
-            self.answer(200, b"ready", "text/plain")
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        time.sleep(0.05)
-        match self.server.behaviour:
-            case "fine":
-                self.answer(200, png(body), "image/png")
-            case "another":
-                self.answer(200, png(body | {"prompt": "another"}), "image/png")
-            case "truncated":
-                self.answer(200, png(body)[:-100], "image/png")
-            case "cut":  # within the body
-                self.answer(200, png(body), "image/png", num_bytes_cut=100)
-            case "broken":
-                self.answer(500, b"{}", "application/json")
-            case "dying":
-                self.server.num_answers_left -= 1
-                if self.server.num_answers_left < 0:
-                    os._exit(3)
-                self.answer(200, png(body), "image/png")
-
-    def answer(self, status, content, kind, num_bytes_cut=0):
-        self.send_response(status)
-        for name, value in {
-            "content-type": kind,
-            "content-length": str(len(content)),
-            "X-Batch-Size": "3",
-            "Server-Timing": "queue;dur=5.0, denoise;dur=35.0, predicted;dur=80.0",
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content[: len(content) - num_bytes_cut])
-        self.close_connection = num_bytes_cut > 0
-
-    def log_message(self, *_):
-        pass
+HEADERS = {"X-Batch-Size": "3", "Server-Timing": "queue;dur=5.0, denoise;dur=35.0, predicted;dur=80.0"}
+PNG = HEADERS | {"content-type": "image/png"}
+answers_left = itertools.count(10, -1)  # until a dying server ends
 
 
-class ImageServer(http.server.ThreadingHTTPServer):
-    request_queue_size = 128
-    num_answers_left = 10  # until a dying one ends
-
-    def handle_error(self, *_):
-        pass
+def answer(request, behaviour):
+    if request.command == "GET":
+        return request.send(MODEL if request.path.startswith("/v1/models/") else b"ready", headers=HEADERS)
+    time.sleep(0.05)
+    match behaviour:
+        case "another":
+            return request.send(png(request.json | {"prompt": "another"}), headers=PNG)
+        case "truncated":
+            return request.send(png(request.json)[:-100], headers=PNG)
+        case "cut":  # within the body
+            content, request.close_connection = png(request.json), True
+            return request.send(content[:-100], headers=PNG, length=len(content))
+        case "broken":
+            return request.send(b"{}", 500, HEADERS)
+        case "dying" if next(answers_left) <= 0:
+            os._exit(3)
+    return request.send(png(request.json), headers=PNG)
 
 
 @contextlib.contextmanager
@@ -108,7 +79,9 @@ def running(behaviour):
 
 
 if __name__ == "__main__":
-    with ImageServer(("127.0.0.1", 0), ImageHandler) as server:
-        server.behaviour = sys.argv[1]
+    sys.path.append(str(pathlib.Path(__file__).parents[2] / "tests"))
+    from http_servers import HttpServer
+
+    with HttpServer(functools.partial(answer, behaviour=sys.argv[1])) as server:
         print(server.server_port, flush=True)  # it listens: connections from now on are answered
-        server.serve_forever()
+        threading.Event().wait()

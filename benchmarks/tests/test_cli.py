@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import noria
+import noria_bench.benches.deadlines
 import noria_bench.benches.quick
 import noria_bench.benches.suite
 import noria_bench.calls.bench
@@ -21,6 +22,7 @@ import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
 from noria_bench.calls.options import CallsOptions
+from noria_bench.canary.options import CanaryOptions
 from noria_bench.cluster import options as cluster_options
 from noria_bench.cluster.options import ClusterOptions
 from noria_bench.cost.options import CostOptions
@@ -49,17 +51,6 @@ def test_quick_takes_settings_and_an_output(monkeypatch):
     assert main(["bench", "quick", "m", "--slots", "4", "-o", "results.json"]) == 0
     ((config, output),) = calls
     assert (config.model, config.engine.slots, output) == ("m", 4, pathlib.Path("results.json"))
-
-
-def test_deadlines_takes_loads_policies_and_settings(suite_calls):
-    options = "--loads 90,50,90 --seconds 2.5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3"
-    assert main(["bench", "deadlines", "m", *options.split(), "--slots", "4", "--out", "there"]) == 0
-    assert main(["bench", "deadlines"]) == 0
-    config, folder, plans, _ = suite_calls[0]
-    assert (config.model, config.engine.slots, folder) == ("m", 4, pathlib.Path("there"))
-    assert plans.args == (DeadlineOptions((50, 90), 2.5, ("fcfs", "reference"), "uniform", "bursty", 3),)
-    assert suite_calls[1][2].args == (DeadlineOptions(),)
-    assert suite_calls[1][1].name.endswith("-deadlines")
 
 
 def test_cost_takes_features_and_sizes(monkeypatch):
@@ -120,12 +111,6 @@ def test_soak_takes_minutes_and_a_folder(monkeypatch):
     assert (calls[1][0], calls[1][1].parent.name) == (3600.0, "bench-results")
 
 
-def test_canary_takes_runs_a_seed_and_a_folder(monkeypatch):
-    calls = record_calls(noria_bench.canary.bench, monkeypatch)
-    assert main(["bench", "canary", "--runs", "8", "--trace-seed", "3", "--out", "there"]) == 0
-    assert calls == [(8, pathlib.Path("there"), 3)]
-
-
 @pytest.mark.parametrize(
     ("bench", "words", "expected"),
     [
@@ -162,12 +147,19 @@ def test_canary_takes_runs_a_seed_and_a_folder(monkeypatch):
             "m --connections 2 --rate 9 --users 3 --seconds 2 --rounds 3 --threads 4",
             SharingOptions((2,), 9.0, 3, 2.0, 3),
         ),
+        (
+            noria_bench.benches.deadlines,
+            "m --loads 90,50,90 --seconds 2.5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3 "
+            "--threads 4",
+            DeadlineOptions((50, 90), 2.5, ("fcfs", "reference"), "uniform", "bursty", 3),
+        ),
+        (noria_bench.canary.bench, "--runs 8 --trace-seed 3", CanaryOptions(8, 3)),
         (noria_bench.sharing.bench, "m --quick --seconds 2 --threads 4", replace(sharing_options.QUICK, seconds=2.0)),
     ],
 )
 def test_a_bench_gets_its_options_its_settings_and_a_folder(bench, words, expected, monkeypatch):
     calls = record_calls(bench, monkeypatch)
-    name = bench.__name__.split(".")[1]
+    name = bench.__name__.removesuffix(".bench").rpartition(".")[2]
     assert main(["bench", name, *words.split(), "--out", "there"]) == main(["bench", name, *words.split()]) == 0
     (*config, options, folder), (*_, unnamed) = calls
     assert [(each.model, each.engine.threads) for each in config] == [("m", 4)] * ("--threads" in words)

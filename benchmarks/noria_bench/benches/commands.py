@@ -1,4 +1,4 @@
-"""The commands of the benches of images: `noria bench deadlines`, `scenario1`, `scenario2`, `mixed`, `sweep`.
+"""The commands of the benches of images: `noria bench scenario1`, `scenario2`, `mixed`, `sweep`.
 
 Heavy imports wait until one runs.
 """
@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from noria.cli.parser import Parser, add_command, argument_type, config_from
-from noria_bench.benches import deadline_options, suite_options
-from noria_bench.benches.deadline_options import DEADLINE_TARGETS, DeadlineOptions
+from noria_bench.benches import suite_options
 from noria_bench.benches.suite_options import CLOSED_MIXES, FRAMEWORKS_SWEEP, SWEEPS, SuiteOptions
 from noria_bench.command_arguments import (
     add_diffusion_model,
@@ -20,37 +19,11 @@ from noria_bench.command_arguments import (
     options_from,
     results_folder,
 )
-from noria_bench.load.workload import MIXES
-from noria_bench.option_values import USERS, names, number, ordered, whole, wholes
+from noria_bench.option_values import LOADS, USERS, names, number, whole
 from noria_bench.targets.catalog import TARGETS, read_targets
 
-_LOADS = ordered(wholes(1, 1000, "loads are whole per cents of capacity from 1 to 1000, such as 50,90,130"))
-_SECONDS = number(1, 3600, "a run lasts 1 to 3600 seconds")
 _DURATION = whole(1, 86400, "a run lasts 1 to 86400 whole seconds")
 _ROWS_PER_S = number(0.1, 1e6, "a rate is 0.1 to 1000000 rows per second (a guided step of one image has two)")
-
-
-def add_deadlines(benches: Any) -> Parser:
-    """Add `deadlines` to argparse's subparsers; returns its parser."""
-    parser = add_command(
-        benches, "deadlines", _deadlines, "[MODEL] [--loads A,B] [--out FOLDER]", "which requests meet their deadlines"
-    )
-    _add_shared(parser)
-    add_options(
-        parser,
-        DeadlineOptions(),
-        ("--loads", "loads", _LOADS, "per cents of Noria's capacity"),
-        ("--seconds", "seconds", _SECONDS, "during which requests arrive in each run"),
-        (
-            "--policies",
-            "targets",
-            names(DEADLINE_TARGETS, "policies"),
-            "of Noria, or reference for the reference server",
-        ),
-    )
-    parser.add_argument("--mix", choices=list(MIXES), help="distribution of requests (mixed)")
-    parser.add_argument("--arrivals", choices=deadline_options.ARRIVALS, help="distribution of arrivals (poisson)")
-    return parser
 
 
 def add_comparisons(benches: Any) -> list[Parser]:
@@ -122,20 +95,12 @@ def _add_mixed_options(parser: Parser) -> None:
     add_options(
         work,
         SuiteOptions(),
-        ("--load-percent A,B", "load_percents", _LOADS, "per cents of Noria's capacity, which is measured first"),
+        ("--load-percent A,B", "load_percents", LOADS, "per cents of Noria's capacity, which is measured first"),
         ("--rows-per-s ROWS", "rows_per_s", _ROWS_PER_S, "rows that arrive per second, instead of loads (none)"),
         ("--users N", "num_users", USERS, "a closed loop of N users instead of arrivals: one run for each mix (none)"),
     )
     mixes = f"with --users: of {', '.join(CLOSED_MIXES)} (all)"
     parser.add_argument("--mixes", metavar="A,B", type=names(CLOSED_MIXES, "mixes"), help=mixes)
-
-
-def _deadlines(arguments: argparse.Namespace) -> int:
-    """Measure which requests meet their deadlines at 50 to 150 % of capacity, by policy, in about half an hour."""
-    from noria_bench.benches import deadlines
-
-    options = options_from(arguments, DeadlineOptions())
-    return _run_suite("deadlines", arguments, functools.partial(deadlines.deadline_runs, options))
 
 
 def _scenario1(arguments: argparse.Namespace) -> int:
@@ -179,13 +144,10 @@ def _run_targets(name: str, arguments: argparse.Namespace, plans: Callable[..., 
     options = options_from(arguments, SuiteOptions())
     for target in options.targets:
         interpreter_of(target.framework)
-    return _run_suite(name, arguments, functools.partial(plans, options), quick=arguments.quick)
-
-
-def _run_suite(name: str, arguments: argparse.Namespace, plans: Callable[..., Any], *, quick: bool = False) -> int:
     config = config_from(arguments)
 
     from noria_bench.benches import suite
     from noria_bench.reports import writer
 
-    return suite.main(config, results_folder(arguments.out, name), plans, writer.write_report, quick=quick)
+    folder = results_folder(arguments.out, name)
+    return suite.main(config, folder, functools.partial(plans, options), writer.write_report, quick=arguments.quick)

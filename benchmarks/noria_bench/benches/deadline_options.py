@@ -1,9 +1,12 @@
-"""Options of `noria bench deadlines`. Imports little: the command line reads it before it knows which command runs."""
+"""The command `noria bench deadlines` and its options. Imports little: the command line reads it."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from noria_bench.load.workload import Arrivals
+from noria.cli.parser import Parser
+from noria_bench.command_arguments import BenchCommand
+from noria_bench.load.workload import MIXES, Arrivals
+from noria_bench.option_values import LOADS, names, number
 
 DeadlineTarget = Literal["fair", "least-slack", "shortest-first", "fcfs", "reference"]
 """A scheduling policy of Noria, or the reference server (the target `reference-batched`)."""
@@ -22,3 +25,28 @@ class DeadlineOptions:
     mix: str = "mixed"
     arrivals: Arrivals = "poisson"
     seed: int = 1
+
+
+def _add_choices(parser: Parser) -> None:
+    parser.add_argument("--mix", choices=list(MIXES), help="distribution of requests (mixed)")
+    parser.add_argument("--arrivals", choices=ARRIVALS, help="distribution of arrivals (poisson)")
+
+
+_SECONDS = number(1, 3600, "a run lasts 1 to 3600 seconds")
+_POLICIES = names(DEADLINE_TARGETS, "policies")
+
+COMMAND = BenchCommand(
+    "deadlines",
+    "which requests meet their deadlines",
+    "Measure which requests meet their deadlines at 50 to 150 % of capacity, by policy, in about half an hour.",
+    DeadlineOptions(),
+    (
+        ("--loads", "loads", LOADS, "per cents of Noria's capacity"),
+        ("--seconds", "seconds", _SECONDS, "during which requests arrive in each run"),
+        ("--policies", "targets", _POLICIES, "of Noria, or reference for the reference server"),
+    ),
+    usage="[MODEL] [--loads A,B] [--out FOLDER]",
+    add_more=_add_choices,
+    seed_of="the requests",
+    module="noria_bench.benches.deadlines",
+)

@@ -9,7 +9,9 @@ Yields plans; `suite` carries them out, and `reports.deadlines` makes the tables
 docs/benchmarks/deadlines.md.
 """
 
+import functools
 import itertools
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ import msgspec
 
 from noria.config import Config
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria_bench.benches import suite
 from noria_bench.benches.deadline_options import DeadlineOptions, DeadlineTarget
 from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.load import capacity
@@ -26,6 +29,7 @@ from noria_bench.load.workload import MIXES, Mix, generate_trace
 from noria_bench.measurement import batch_invariance
 from noria_bench.measurement.run_metrics import prediction_summary
 from noria_bench.measurement.runs import Traffic
+from noria_bench.reports import writer
 from noria_bench.targets.catalog import TARGETS, Target
 from noria_bench.targets.server import running_target
 
@@ -38,6 +42,11 @@ _STEADY_S = 40.0
 _NUM_WARM_UP_REQUESTS = 48
 # After the last deadline of a trace, until a request without an answer counts as unanswered.
 _GRACE_S = 2.0
+
+
+def main(config: Config, options: DeadlineOptions, folder: pathlib.Path) -> int:
+    """Measure, write the runs and their report into `folder`, print the report; returns the exit status."""
+    return suite.main(config, folder, functools.partial(deadline_runs, options), writer.write_report)
 
 
 def deadline_runs(options: DeadlineOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
@@ -55,7 +64,7 @@ def deadline_runs(options: DeadlineOptions, config: Config, spec: DiffusionModel
         for target in options.targets:
             yield RunPlan(
                 "deadlines",
-                _catalog_target(target),
+                REFERENCE if target == "reference" else NORIA,
                 generator,
                 _config_of(target, config),
                 variant=f"{load} %" if target == "reference" else f"{load} % {target}",
@@ -136,10 +145,6 @@ def calibrate(
 
 def _measure_capacity(port: int, target: Target, mix: Mix, spec: DiffusionModelSpec, seed: int) -> Any:
     return msgspec.to_builtins(capacity.measure_capacity(port, target.path, mix, spec, _CAPACITY_S, seed))
-
-
-def _catalog_target(target: DeadlineTarget) -> Target:
-    return REFERENCE if target == "reference" else NORIA
 
 
 def _config_of(target: DeadlineTarget, config: Config) -> Config:

@@ -53,20 +53,12 @@ def measure(config: Config) -> dict[str, Any]:
     """The results as one JSON-ready document."""
     # As the supervisor sets it for engines; read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    import torch
-
-    from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
-    from noria_bench.targets.pipeline import Pipeline, time_calls
+    from noria_bench.targets.pipeline import load_pipeline, time_calls
 
     header = collect_provenance()
     spec = open_model_of(DiffusionModelSpec, config.model, config.engine)
-    machine = detect_machine()
-    device = resolve_device(config.engine.devices[0], machine)
-    settings = resolve_auto(config.engine, spec, device, machine)
-    assert isinstance(settings.threads, int)
-    torch.set_num_threads(settings.threads)
+    pipeline, settings = load_pipeline(spec, config.engine)
     steps, guidance = spec.default_steps, spec.default_guidance
-    pipeline = Pipeline(spec, settings, device)
     rounds: list[dict[str, Any]] = []
     with running_server([config.model, *config_flags(quiet_config(config))]) as server:
         for number in range(NUM_ROUNDS):

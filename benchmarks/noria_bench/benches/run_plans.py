@@ -9,7 +9,6 @@ from noria.config import Config
 from noria.models.adapters.lora_folders import LoraFolders
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria_bench.benches import scenarios, suite_options, sweeps
-from noria_bench.benches.scenarios import SCENARIOS
 from noria_bench.benches.suite import RunPlan, log_status
 from noria_bench.benches.suite_options import SuiteOptions
 from noria_bench.load import capacity
@@ -42,16 +41,16 @@ _NUM_LORAS = 4
 
 def scenario_runs(name: str, options: SuiteOptions, config: Config, spec: DiffusionModelSpec) -> Iterator[RunPlan]:
     """`scenario1` or `scenario2` on each target."""
-    load = scenario_load_generator(name, options.duration_s(SCENARIOS[name].seconds), options.seed, spec)
+    load = scenario_load_generator(name, options.duration_s(scenarios.DEFAULT_S), options.seed, spec)
     for target in options.targets:
         yield RunPlan(name, target, load, config)
 
 
 def scenario_load_generator(name: str, seconds: float, seed: int, spec: DiffusionModelSpec) -> LoadGenerator:
     """Return the load of a scenario of the reference article, scaled to `seconds`."""
-    traffic, mix = scenarios.scaled_traffic(SCENARIOS[name], seconds, seed), scenarios.scenario_mix(spec)
+    traffic, mix = scenarios.scaled_traffic(name, seconds, seed), scenarios.scenario_mix(spec)
     # Two for each user: the second time, all that a batch needs is loaded.
-    warm_up = itertools.islice(mix.templates(seed + 1), 2 * SCENARIOS[name].num_users)
+    warm_up = itertools.islice(mix.templates(seed + 1), 2 * scenarios.NUM_USERS[name])
     return LoadGenerator(
         traffic, closed_arrivals(mix, seed, spec), [template.body for template in warm_up], _SCENARIO_GRACE_S
     )

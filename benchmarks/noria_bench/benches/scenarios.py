@@ -10,36 +10,28 @@ guidance (the article's were 512 × 512 and 8.2). The article has one prompt, wh
 once; here 2,304 consecutive requests have different prompts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria_bench.benches.suite_options import FULL_S
 from noria_bench.load.workload import Mix, Weighted, uniform
 from noria_bench.measurement.runs import Traffic
 
-FULL_S = 900.0
 _FULL_SPAWN_INTERVAL_S = 50.0
 _STEPS = 20
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A scenario of the article; `seconds` is the default length of a run."""
-
-    name: str
-    num_users: int
-    seconds: float = 90.0
+NUM_USERS = {"scenario1": 1, "scenario2": 8}
+DEFAULT_S = 90.0
 
 
-SCENARIOS = {scenario.name: scenario for scenario in (Scenario("scenario1", 1), Scenario("scenario2", 8))}
-
-
-def scaled_traffic(scenario: Scenario, seconds: float, seed: int) -> Traffic:
+def scaled_traffic(name: str, seconds: float, seed: int) -> Traffic:
     """The scenario in `seconds` instead of 900, with its ramp scaled in proportion."""
     return Traffic(
         kind="closed",
         seconds=seconds,
         mix="uniform",
-        num_users=scenario.num_users,
+        num_users=NUM_USERS[name],
         spawn_interval_s=_FULL_SPAWN_INTERVAL_S * seconds / FULL_S,
         seed=seed,
     )

@@ -40,7 +40,7 @@ from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import ResourceTrace, monitor_resources
 from noria_bench.measurement.run_metrics import attainment
 from noria_bench.measurement.runs import BenchRun, ImageCheck
-from noria_bench.running import make_results_folder
+from noria_bench.running import make_results_folder, run_to_end
 from noria_bench.targets import environments
 from noria_bench.targets.catalog import Protocol, Target, TargetSettings
 from noria_bench.targets.server import isolated_config, running_target
@@ -95,6 +95,38 @@ class RunPlan:
 
 
 @dataclass
+class _Recording:
+    """What is known of a run so far."""
+
+    plan: RunPlan
+    header: dict[str, Any]
+    resources: ResourceTrace = field(default_factory=ResourceTrace)
+    image_checks: tuple[ImageCheck, ...] = ()
+    ready_s: float | None = None
+    engine_costs: dict[str, Any] = field(default_factory=dict)
+    complete: bool = False
+
+    def result(self, spec: DiffusionModelSpec, folder: pathlib.Path) -> BenchRun:
+        """The run, with the records that the client has written into `folder`."""
+        return BenchRun(
+            bench=self.plan.bench,
+            target=self.plan.target.name,
+            traffic=self.plan.load_generator.traffic,
+            provenance=self.header,
+            model={"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
+            settings=self.plan.reported_settings,
+            records=tuple(load_generators.read_records(folder)),
+            usage=self.resources.usage,
+            image_checks=self.image_checks,
+            variant=self.plan.variant,
+            complete=self.complete,
+            seconds_to_ready=self.ready_s,
+            calibration=self.plan.calibration,
+            engine_costs=self.engine_costs,
+        )
+
+
+@dataclass
 class Suite:
     """The state of a bench: what has been measured so far."""
 
@@ -109,6 +141,15 @@ class Suite:
     # In a quick suite: the settings of the last run's server, the server, and what ends it.
     _kept: tuple[tuple[object, ...], RunningServer, contextlib.ExitStack] | None = None
 
+    def run_all(self, plans: Iterable[RunPlan]) -> None:
+        """Make every run; one that fails does not stop the next."""
+        for plan in plans:
+            try:
+                self.run(plan)
+            except (RuntimeError, OSError, NoriaError) as error:
+                self.failures.append(f"{plan.name} failed: {error}")
+                log_status(self.failures[-1])
+
     def run(self, plan: RunPlan) -> None:
         """Make one run and write it. A run that is interrupted is written as incomplete, if it has recorded anything.
 
@@ -116,70 +157,56 @@ class Suite:
             RuntimeError: the server did not start, or the server or the client ended too early.
 
         """
-        header = collect_provenance()
+        run = _Recording(plan, collect_provenance())
         if plan.target.framework is not None:
-            header["framework_versions"] = environments.versions_of(plan.target.framework)
+            run.header["framework_versions"] = environments.versions_of(plan.target.framework)
         with tempfile.TemporaryDirectory(prefix="noria-bench-") as name:
             folder = pathlib.Path(name)
-            resources, image_checks, ready_s = ResourceTrace(), tuple[ImageCheck, ...](), None
-            engine_costs: dict[str, Any] = {}
             try:
                 log_status(f"{plan.name}: starting")
                 if self._kept is not None and self._kept[0] != plan.server:
                     self.end_server()
-                resources.matrix_gflops.append(matrix_gflops())
+                run.resources.matrix_gflops.append(matrix_gflops())
                 gpus = find_gpus(plan.config.engine.devices, os.environ)
                 if gpus is not None:
-                    header["machine"]["gpu"] = ", ".join(gpus.names)
+                    run.header["machine"]["gpu"] = ", ".join(gpus.names)
                 with self._server_for(plan) as (server, is_fresh):
-                    ready_s = server.seconds_to_ready
-                    self._measure_load(plan, server, gpus, folder, resources, engine_costs, is_fresh=is_fresh)
-                resources.matrix_gflops.append(matrix_gflops())
+                    run.ready_s = server.seconds_to_ready
+                    self._measure_load(run, server, gpus, folder, is_fresh=is_fresh)
+                run.resources.matrix_gflops.append(matrix_gflops())
                 log_status(f"{plan.name}: comparing some images with their solo runs")
-                image_checks = check_replies(
+                run.image_checks = check_replies(
                     folder / load_generators.SAMPLE_FOLDER,
                     plan.load_generator.body,
                     self._solo_generator_for(plan.config).generate,
                     _NUM_QUICK_CHECKS if self.quick else None,
                 )
-            except BaseException:
-                self._save(
-                    self._build_run(
-                        plan, header, folder, resources, image_checks, ready_s, engine_costs, complete=False
-                    )
-                )
-                raise
-            self._save(
-                self._build_run(plan, header, folder, resources, image_checks, ready_s, engine_costs, complete=True)
-            )
+                run.complete = True
+            finally:
+                self._save(run.result(self.spec, folder))
 
     def _measure_load(
-        self,
-        plan: RunPlan,
-        server: RunningServer,
-        gpus: GpuMeter | None,
-        folder: pathlib.Path,
-        resources: ResourceTrace,
-        engine_costs: dict[str, Any],
-        *,
-        is_fresh: bool,
+        self, run: "_Recording", server: RunningServer, gpus: GpuMeter | None, folder: pathlib.Path, *, is_fresh: bool
     ) -> None:
-        """Warm a server up and load it; `resources` is filled even if an error is raised, `engine_costs` otherwise."""
-        url = f"http://127.0.0.1:{server.port}{plan.target.path}"
+        """Warm a server up and load it; the resources are recorded even if an error is raised, the costs otherwise."""
+        plan, url = run.plan, f"http://127.0.0.1:{server.port}{run.plan.target.path}"
         log_status(f"{plan.name}: ready after {server.seconds_to_ready:.0f} s; warming up")
         bodies = plan.load_generator.warm_up_bodies
         if self.quick:
             bodies = bodies[:: -(-len(bodies) // _NUM_WARM_UP_USERS)] if is_fresh else bodies[:1]
         warm_up(url, plan.target.protocol, bodies)
-        records_costs = plan.target.module is None and plan.load_generator.traffic.kind == "open"
-        with (
-            monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, resources),
-            record_engine_costs(server.port, self.spec, plan.config.engine, engine_costs)
-            if records_costs
-            else contextlib.nullcontext(),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(monitor_resources(server, gpus, _SAMPLE_INTERVAL_S, run.resources))
+            if plan.target.module is None and plan.load_generator.traffic.kind == "open":
+                engine = plan.config.engine
+                stack.enter_context(record_engine_costs(server.port, self.spec, engine, run.engine_costs))
             load_generators.run_load(
-                plan.load_generator, url, plan.target.protocol, folder, server.process, self._progress(plan)
+                plan.load_generator,
+                url,
+                plan.target.protocol,
+                folder,
+                server.process,
+                lambda text: log_status(f"{plan.name}: {text}"),
             )
 
     @contextlib.contextmanager
@@ -207,45 +234,12 @@ class Suite:
             kept, self._kept = self._kept, None
             kept[2].close()
 
-    def _progress(self, plan: RunPlan) -> Callable[[str], None]:
-        return lambda text: log_status(f"{plan.name}: {text}")
-
     def _solo_generator_for(self, config: Config) -> SoloGenerator:
         # The policy decides when an image is generated, not how.
         key = msgspec.structs.replace(config.engine, policy=EngineConfig().policy)
         if self._solo_generator is None or self._solo_generator[0] != key:
             self._solo_generator = key, SoloGenerator(self.spec, key)
         return self._solo_generator[1]
-
-    def _build_run(
-        self,
-        plan: RunPlan,
-        header: dict[str, Any],
-        folder: pathlib.Path,
-        resources: ResourceTrace,
-        image_checks: tuple[ImageCheck, ...],
-        ready_s: float | None,
-        engine_costs: dict[str, Any],
-        *,
-        complete: bool,
-    ) -> BenchRun:
-        spec = self.spec
-        return BenchRun(
-            bench=plan.bench,
-            target=plan.target.name,
-            traffic=plan.load_generator.traffic,
-            provenance=header,
-            model={"name": spec.name, "fingerprint": spec.fingerprint, "unet_parameters": spec.num_parameters},
-            settings=plan.reported_settings,
-            records=tuple(load_generators.read_records(folder)),
-            usage=resources.usage,
-            image_checks=image_checks,
-            variant=plan.variant,
-            complete=complete,
-            seconds_to_ready=ready_s,
-            calibration=plan.calibration,
-            engine_costs=engine_costs,
-        )
 
     def _save(self, run: BenchRun) -> None:
         if run.records or run.complete:
@@ -275,7 +269,7 @@ def main(
     with sigterm_interrupts(), tempfile.TemporaryDirectory(prefix="noria-bench-") as cache:
         suite = Suite(isolated_config(config, cache), folder, spec, quick)
         try:
-            status = _run_all(suite, plans)
+            status = run_to_end(lambda: suite.run_all(plans(suite.config, suite.spec)), log_status, suite.failures)
         finally:
             suite.end_server()
     if suite.runs:
@@ -286,24 +280,6 @@ def main(
     for failure in suite.failures:
         log_status(failure)
     return status
-
-
-def _run_all(suite: Suite, plans: Callable[[Config, DiffusionModelSpec], Iterable[RunPlan]]) -> int:
-    """Make every run, until an interruption; returns the exit status."""
-    try:
-        for plan in plans(suite.config, suite.spec):
-            try:
-                suite.run(plan)
-            except (RuntimeError, OSError, NoriaError) as error:
-                suite.failures.append(f"{plan.name} failed: {error}")
-                log_status(suite.failures[-1])
-    except KeyboardInterrupt:
-        log_status("interrupted; the report has what was measured until now")
-        return 130
-    # Raised while planning, such as by a measurement of Noria's capacity.
-    except (RuntimeError, OSError, NoriaError) as error:
-        suite.failures.append(f"stopped: {error}")
-    return 1 if suite.failures else 0
 
 
 def warm_up(url: str, protocol: Protocol, bodies: Sequence[Body]) -> None:

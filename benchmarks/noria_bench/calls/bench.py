@@ -25,7 +25,8 @@ from noria_bench.calls.options import CallsOptions
 from noria_bench.calls.prompts import Prompts, choose_prompts
 from noria_bench.calls.report import write_report
 from noria_bench.calls.results import FILE_NAME, CallsResult, CallsRun, Setting, Similarity
-from noria_bench.calls.similarity import Image, Lpips, load_lpips, psnr_db, ssim
+from noria_bench.calls.similarity import Image, Lpips, load_lpips, ssim
+from noria_bench.measurement.image_checks import psnr_db
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.running import make_results_folder, run_to_end, status_log, write_json
 

@@ -1,23 +1,25 @@
 """The report of `noria bench calls`: tables in Markdown, a plot, and a grid of images for each scheduler and steps."""
 
+import functools
 import itertools
 import math
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from PIL import Image as PillowImage
 from PIL import ImageDraw, ImageFont
 
 from noria_bench.calls.results import CallsResult, CallsRun, Setting
 from noria_bench.calls.similarity import Image
-from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.result_report import conditions, heading
-from noria_bench.reports.table import Table, escape_markdown, format_number, format_share
+from noria_bench.reports.plots.styles import save_figure
+from noria_bench.reports.result_report import conditions, heading, write_files
+from noria_bench.reports.table import MISSING, Table, escape_markdown, format_number, format_share
 
 _KINDS = {"skipped": ("skipped calls", "#0072B2", "o"), "fewer": ("fewer steps", "#D55E00", "s")}
 _MAX_CELL_PX, _LABEL_PX = 256, 30
-Group = tuple[CallsRun, list[tuple[CallsRun, CallsRun]]]
+Pair = tuple[CallsRun, CallsRun]
+Group = tuple[CallsRun, list[Pair]]
 """The full images, and for each share those with skipped calls and those with fewer steps."""
 
 
@@ -26,12 +28,8 @@ def write_report(
 ) -> list[pathlib.Path]:
     """Write `report.md`, the plot and the grids of the `pictures` into `folder`; returns the files."""
     groups = _groups(result)
-    with report_style():
-        plot = _plot(groups, folder / "plots" / "calls.svg")
-    grids = [_write_grid(group, pictures, folder / "images" / f"{_file_stem(group)}.png") for group in groups]
-    report = folder / "report.md"
-    report.write_text(_markdown(result, groups), encoding="utf-8")
-    return [report, plot, *grids]
+    files = write_files(folder, _markdown(result, groups), calls=functools.partial(_plot, groups))
+    return files + [_write_grid(each, pictures, folder / "images" / f"{_file_stem(each)}.png") for each in groups]
 
 
 def _markdown(result: CallsResult, groups: Sequence[Group]) -> str:
@@ -74,33 +72,24 @@ def _table(group: Group) -> Table:
     full, pairs = group
     num_calls = full.setting.num_calls
     right = "" if full.num_right is None else f" {full.num_right} of the full images are as their captions say."
-    rows = tuple(
-        (
-            f"{skipped.setting.num_calls} of {num_calls}",
-            *(_psnr_text(run.psnrs_db) for run in (skipped, fewer)),
-            *(format_number(run.mean("ssim"), 4) for run in (skipped, fewer)),
-            *(format_number(run.mean("lpips"), 4) for run in (skipped, fewer)),
-            f"{_num_closer(skipped, fewer)} of {len(skipped.similarities)}",
-            *("–" if run.num_right is None else str(run.num_right) for run in (skipped, fewer)),
-            format_share(skipped.seconds_per_image / full.seconds_per_image),
-        )
-        for skipped, fewer in pairs
-    )
-    columns = (
-        "calls",
-        *(
-            "PSNR, dB: skipped",
-            "fewer steps",
-            "SSIM: skipped",
-            "fewer steps",
-            "LPIPS: skipped",
-            "fewer steps",
-            "closer",
-        ),
-        *("captions right: skipped", "fewer steps", "time"),
-    )
+
+    def both(write: Callable[[CallsRun], str], heading: str) -> Iterator[tuple[str, Callable[[Pair], str]]]:
+        yield f"{heading}: skipped", lambda pair: write(pair[0])
+        yield "fewer steps", lambda pair: write(pair[1])
+
     note = f"A full image took {full.seconds_per_image:.3g} s, in batches.{right}"
-    return Table(_title(group), columns, rows, (note,)).without_empty_columns()
+    return Table.of(
+        _title(group),
+        pairs,
+        ("calls", lambda pair: f"{pair[0].setting.num_calls} of {num_calls}"),
+        *both(lambda run: _psnr_text(run.psnrs_db), "PSNR, dB"),
+        *both(lambda run: format_number(run.mean("ssim"), 4), "SSIM"),
+        *both(lambda run: format_number(run.mean("lpips"), 4), "LPIPS"),
+        ("closer", lambda pair: f"{_num_closer(*pair)} of {len(pair[0].similarities)}"),
+        *both(lambda run: MISSING if run.num_right is None else str(run.num_right), "captions right"),
+        ("time", lambda pair: format_share(pair[0].seconds_per_image / full.seconds_per_image)),
+        notes=(note,),
+    ).without_empty_columns()
 
 
 def _psnr_text(psnrs_db: Sequence[float]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from noria.statistics.distributions import Histogram
 from noria.statistics.drift import chi_square, corrected_psi, kolmogorov_smirnov, psi
+from noria_bench.canary.options import CanaryOptions
 from noria_bench.canary.plot import plot_canaries
 from noria_bench.canary.simulation import NUM_REQUESTS, SETTINGS, Run, Scenario, simulate
 from noria_bench.measurement.provenance import collect_provenance
@@ -42,19 +43,19 @@ _NUM_PLOTTED = 12
 _NUM_REFERENCE, _NUM_CELLS = 5_000, 10
 
 
-def main(num_runs: int, folder: pathlib.Path, seed: int) -> int:
+def main(options: CanaryOptions, folder: pathlib.Path) -> int:
     """Simulate `num_runs` A/A canaries and a quarter as many of each other kind; print tables, write JSON and a plot.
 
     Returns 1 if more than 5 % of the plain A/A canaries were rolled back.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    result = measure(num_runs, seed)
+    result = measure(options.num_runs, options.seed)
     plot_canaries(result, folder / "canary.svg")
     for scenario in result["scenarios"]:
         del scenario["trajectories"]
     write_json(result, folder / "canary.json")
     print("\n\n".join(table.markdown() for table in tables(result)))
-    return int(result["scenarios"][0]["rolled_back"] > 0.05 * num_runs)
+    return int(result["scenarios"][0]["rolled_back"] > 0.05 * options.num_runs)
 
 
 def measure(num_runs: int, seed: int) -> dict[str, Any]:

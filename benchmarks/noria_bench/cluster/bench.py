@@ -7,9 +7,9 @@ Ctrl-C and SIGTERM keep what was measured.
 import contextlib
 import pathlib
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -139,21 +139,13 @@ class ClusterBench:
         self, serving: Serving, server: RunningServer, num_engines: int, steps: Steps, number: int
     ) -> ClusterRun:
         ramp_s = _RAMP_IMAGES * _MEAN_STEPS * self._step_ms[steps] / 1000
-        replies: list[Reply] = []
-        seconds = ramp_s + self.options.seconds
-
-        def use() -> None:
-            replies.extend(self._load(server, num_engines, steps, seconds))
-
-        users = threading.Thread(target=use)
-        users.start()
-        try:
+        with ThreadPoolExecutor(1) as executor:
+            users = executor.submit(self._load, server, num_engines, steps, ramp_s + self.options.seconds)
             time.sleep(ramp_s)
             before, began_s = _read_cpu_s(server), time.monotonic()
             time.sleep(self.options.seconds - 0.1)  # all users are still there
             after, ended_s = _read_cpu_s(server), time.monotonic()
-        finally:
-            users.join()
+        replies = users.result()
         cpu_s = {role: max(0.0, spent - before[role]) for role, spent in after.items()}
         return summarize(serving, num_engines, steps, number, replies, (began_s, ended_s), cpu_s)
 

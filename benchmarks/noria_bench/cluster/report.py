@@ -1,13 +1,14 @@
 """The report of `noria bench cluster`: tables in Markdown, and a plot."""
 
+import functools
 import math
 import pathlib
 from collections.abc import Sequence
 
 from noria_bench.cluster.results import SERVINGS, ClusterResult, ClusterRun, Serving, Steps, num_failed
 from noria_bench.cluster.servings import ROLES
-from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.result_report import conditions, heading, median
+from noria_bench.reports.plots.styles import save_figure
+from noria_bench.reports.result_report import conditions, heading, median, write_files
 from noria_bench.reports.table import Table, format_number, format_ratio, format_share
 
 GOAL = 0.95
@@ -20,11 +21,7 @@ _MARKERS: dict[Serving, str] = {"plain": "o", "ray": "X"}
 
 def write_report(result: ClusterResult, folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `report.md` and the plot into `folder`; returns the files."""
-    with report_style():
-        plot = _plot(result, folder / "plots" / "cluster.svg")
-    report = folder / "report.md"
-    report.write_text(markdown(result), encoding="utf-8")
-    return [report, plot]
+    return write_files(folder, markdown(result), cluster=functools.partial(_plot, result))
 
 
 def markdown(result: ClusterResult) -> str:
@@ -121,12 +118,11 @@ def pair_ratios(plain: Sequence[ClusterRun], ray: Sequence[ClusterRun]) -> list[
 
 def linear_share(result: ClusterResult, serving: Serving, num_engines: int) -> float:
     """Images per second of an engine with long steps, over those with the fewest engines; NaN if not measured."""
-    rates = {number: _rate(result, serving, number) / number for number in _numbers(result, "long")}
+    rates = {
+        number: median(run.images_per_s for run in _select(result, serving, "long", number)) / number
+        for number in _numbers(result, "long")
+    }
     return rates.get(num_engines, math.nan) / rates[min(rates)] if rates else math.nan
-
-
-def _rate(result: ClusterResult, serving: Serving, num_engines: int) -> float:
-    return median(run.images_per_s for run in _select(result, serving, "long", num_engines))
 
 
 def _plot(result: ClusterResult, file: pathlib.Path) -> pathlib.Path:

@@ -1,12 +1,15 @@
 """Background clients of a loaded server: an open page /live, and Prometheus' scrapes. They run in threads."""
 
 import contextlib
+import functools
 import http.client
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from noria_bench.running import in_background
 
 # As in deploy/prometheus.
 SCRAPE_INTERVAL_S = 15.0
@@ -34,29 +37,26 @@ def background_viewers(port: int, *, live: bool, scrapes: bool) -> Iterator[View
 
     The page has received a view, or failed, before the block starts.
     """
-    stats, ended = ViewerStats(), threading.Event()
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.connect()
-        # The response takes it over.
-        page: socket.socket = connection.sock
-        threads = []
-        if live:
-            threads.append(threading.Thread(target=_read_live_view, args=(connection, stats, ended)))
+    stats = ViewerStats()
+    with contextlib.ExitStack() as stack:
         if scrapes:
-            threads.append(threading.Thread(target=_scrape_loop, args=(port, stats, ended)))
-        for thread in threads:
-            thread.start()
-        try:
-            if live:
-                stats.ready.wait(_READY_TIMEOUT_S)
-            yield stats
-        finally:
-            ended.set()
-            with contextlib.suppress(OSError):
-                # Ends a read that waits.
-                page.shutdown(socket.SHUT_RDWR)
-            for thread in threads:
-                thread.join()
+            stack.enter_context(in_background(functools.partial(_scrape_loop, port, stats)))
+        if live:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            stack.enter_context(contextlib.closing(connection))
+            connection.connect()
+            page: socket.socket = connection.sock  # the response takes it over
+            ended = stack.enter_context(in_background(functools.partial(_read_live_view, connection, stats)))
+            stack.callback(_end_page, page, ended)
+            stats.ready.wait(_READY_TIMEOUT_S)
+        yield stats
+
+
+def _end_page(page: socket.socket, ended: threading.Event) -> None:
+    """End a read that waits."""
+    ended.set()
+    with contextlib.suppress(OSError):
+        page.shutdown(socket.SHUT_RDWR)
 
 
 def _read_live_view(connection: http.client.HTTPConnection, stats: ViewerStats, ended: threading.Event) -> None:

@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -86,11 +86,9 @@ class CostBench:
         for first in range(0, self.options.num_pairs, _PAIRS_PER_INCARNATION):
             bare_first = first // _PAIRS_PER_INCARNATION % 2 == 1
             with self._server(bare=bare_first) as first_server, self._server(bare=not bare_first) as second_server:
-                instrumented_server, bare_server = (
-                    (second_server, first_server) if bare_first else (first_server, second_server)
-                )
+                servers = {bare_first: first_server, not bare_first: second_server}
                 for number in range(first, min(first + _PAIRS_PER_INCARNATION, self.options.num_pairs)):
-                    self.pairs.append(self._pair(number, instrumented_server, bare_server))
+                    self.pairs.append(self._pair(number, servers))
                     _log_status(f"{number + 1} of {self.options.num_pairs}: {summary.pair_line(self.pairs[-1])}")
                     self._save()
         for counts in _SCRAPED_SERVERS:
@@ -133,13 +131,11 @@ class CostBench:
             self._load(server, _WARM_UP_S, 0)
             yield server
 
-    def _pair(self, number: int, instrumented_server: RunningServer, bare_server: RunningServer) -> Pair:
-        incarnation, bare_first = number // _PAIRS_PER_INCARNATION, number % 2 == 1
-        if bare_first:
-            bare = self._run(number, bare_server, bare=True)
-            return Pair(incarnation, bare_first, self._run(number, instrumented_server, bare=False), bare)
-        instrumented_run = self._run(number, instrumented_server, bare=False)
-        return Pair(incarnation, bare_first, instrumented_run, self._run(number, bare_server, bare=True))
+    def _pair(self, number: int, servers: Mapping[bool, RunningServer]) -> Pair:
+        """Send the same requests to both servers: the bare one is that of True."""
+        bare_first = number % 2 == 1
+        runs = {bare: self._run(number, servers[bare], bare=bare) for bare in (bare_first, not bare_first)}
+        return Pair(number // _PAIRS_PER_INCARNATION, bare_first, runs[False], runs[True])
 
     def _run(self, number: int, server: RunningServer, *, bare: bool) -> CostRun:
         """Send the requests of pair `number` to one server.
@@ -182,8 +178,7 @@ class CostBench:
         self, server: RunningServer, seconds: float, first: int, max_requests: int | None = None
     ) -> list[closed_loop.Reply]:
         def body(number: int) -> dict[str, Any]:
-            fields: dict[str, Any] = msgspec.to_builtins(self._template(first + number))
-            return fields | {"metadata": False}
+            return self._template(first + number).body | {"metadata": False}
 
         return closed_loop.run_closed_loop(
             server.port, self.options.num_users, seconds, body, max_requests=max_requests

@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from noria.observe.metrics import declarations, exposition
+from noria.observe.metrics import declarations, exposition, section
 from noria.supervisor.child_process import ChildKind
 
 _CHILDREN: tuple[ChildKind, ...] = ("engine", "frontend", "registrar")
@@ -30,14 +30,7 @@ class NullMetric:
     def inc(self, amount: float = 1) -> None:
         """Do nothing."""
 
-    def dec(self, amount: float = 1) -> None:
-        """Do nothing."""
-
-    def set(self, value: float) -> None:
-        """Do nothing."""
-
-    def observe(self, amount: float) -> None:
-        """Do nothing."""
+    dec = set = observe = inc
 
     def track_inprogress(self) -> "contextlib.nullcontext[None]":
         """Return a context manager that does nothing."""
@@ -49,10 +42,11 @@ def disable_metrics() -> None:
     for name, value in list(vars(declarations).items()):
         if isinstance(value, MetricWrapperBase):
             setattr(declarations, name, NullMetric())
-    setattr(exposition, "observe", _ignore_observation)  # noqa: B010 - the replacement accepts any arguments
+    for module, name in ((section, "add_all"), (exposition, "keep_exemplar")):
+        setattr(module, name, _do_nothing)
 
 
-def _ignore_observation(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     pass
 
 

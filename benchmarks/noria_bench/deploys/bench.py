@@ -9,9 +9,8 @@ import contextlib
 import pathlib
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,7 +32,15 @@ from noria_bench.encoders.corpus import FIXED_TEXT
 from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log, write_json
+from noria_bench.running import (
+    Background,
+    in_background,
+    make_results_folder,
+    open_both_models,
+    run_to_end,
+    status_log,
+    write_json,
+)
 from noria_bench.targets.server import isolated_config
 
 _log_status = status_log("deploys")
@@ -165,30 +172,22 @@ class DeploysBench:
     def _users(self, server: RunningServer) -> Iterator[dict[Kind, list[Reply]]]:
         """Users of both kinds; their replies are complete at the end."""
         replies: dict[Kind, list[Reply]] = {"images": [], "texts": []}
-        ended, options = threading.Event(), self.options
 
-        def use(kind: Kind, num_users: int, path: str) -> None:
-            body = self._image_body if kind == "images" else self._text_body
-            replies[kind].extend(
-                run_closed_loop(server.port, num_users, _MAX_S, body, path, ended=ended, pause_s=options.pause_s)
+        def use(kind: Kind, num_users: int, path: str, body: Callable[[int], dict[str, Any]]) -> Background:
+            pause_s = self.options.pause_s
+            return lambda ended: replies[kind].extend(
+                run_closed_loop(server.port, num_users, _MAX_S, body, path, ended=ended, pause_s=pause_s)
             )
 
-        threads = [
-            threading.Thread(target=use, args=("images", options.image_users, "/t2i")),
-            threading.Thread(target=use, args=("texts", options.text_users, "/v1/embeddings")),
-        ]
-        for thread in threads:
-            thread.start()
-        try:
+        with (
+            in_background(use("images", self.options.image_users, "/t2i", self._image_body)),
+            in_background(use("texts", self.options.text_users, "/v1/embeddings", self._text_body)),
+        ):
             yield replies
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
 
     def _image_body(self, number: int) -> dict[str, Any]:
         template = next(uniform(self.images).templates(self.options.seed + number))
-        return {**msgspec.to_builtins(template), "metadata": False}
+        return template.body | {"metadata": False}
 
     def _text_body(self, number: int) -> dict[str, Any]:
         return {"input": FIXED_TEXT, "model": self.texts.name, "user": str(number)}

@@ -1,10 +1,11 @@
 """The report of `noria bench deploys`: tables in Markdown, and a plot."""
 
+import functools
 import pathlib
 
-from noria_bench.deploys.results import KINDS, DeploysResult, DeploysRun, Kind, Phase, num_failed
-from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.result_report import conditions, heading, median
+from noria_bench.deploys.results import KINDS, DeploysResult, DeploysRun, Kind, num_failed
+from noria_bench.reports.plots.styles import save_figure
+from noria_bench.reports.result_report import conditions, heading, median, write_files
 from noria_bench.reports.table import Table, format_number, format_ratio
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # a colour for each niceness; Okabe and Ito's
@@ -12,11 +13,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # a colour for each nic
 
 def write_report(result: DeploysResult, folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `report.md` and the plot into `folder`; returns the files."""
-    with report_style():
-        plot = _plot(result, folder / "plots" / "deploys.svg")
-    report = folder / "report.md"
-    report.write_text(markdown(result), encoding="utf-8")
-    return [report, plot]
+    return write_files(folder, markdown(result), deploys=functools.partial(_plot, result))
 
 
 def markdown(result: DeploysResult) -> str:
@@ -60,16 +57,9 @@ def _table(result: DeploysResult, kind: Kind) -> Table:
 
 def _p99_ratio(run: DeploysRun, name: str, kind: Kind) -> float | None:
     """The p99 in a phase over that before, of the same server."""
-    before, now = (_p99_ms(_phase(run, each), kind) for each in ("before", name))
+    p99_ms = {phase.name: phase.by_kind[kind].p99_ms for phase in run.phases}
+    before, now = p99_ms.get("before"), p99_ms.get(name)
     return now / before if before and now else None
-
-
-def _phase(run: DeploysRun, name: str) -> Phase | None:
-    return next((phase for phase in run.phases if phase.name == name), None)
-
-
-def _p99_ms(phase: Phase | None, kind: Kind) -> float | None:
-    return None if phase is None else phase.by_kind[kind].p99_ms
 
 
 def _plot(result: DeploysResult, file: pathlib.Path) -> pathlib.Path:

@@ -6,7 +6,6 @@ With it the served benches measure a model of that size where no weights can be 
 model's, so a prompt has fewer distinct tokens, and as many positions.
 """
 
-import argparse
 import json
 import pathlib
 import shutil
@@ -17,6 +16,7 @@ import torch
 import noria
 from noria_bench.device.architectures import SD15
 from noria_bench.device.random_model import VAE
+from noria_bench.encoders.random_folder import main
 
 _BUNDLED = pathlib.Path(noria.__file__).parent / "models/bundled"
 _TEXT: dict[str, Any] = {
@@ -30,17 +30,6 @@ _TEXT: dict[str, Any] = {
 # The same parts with few channels, to check that the command works.
 _TINY_TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 _TINY_CHANNELS = {"block_out_channels": (32, 32, 32, 32), "layers_per_block": 1}
-
-
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--tiny", action="store_true", help="with few channels, to check that the command works")
-    arguments = parser.parse_args()
-    if arguments.folder.exists():
-        parser.error(f"{arguments.folder} exists already; choose another folder.")
-    write_random_folder(arguments.folder, tiny=arguments.tiny)
 
 
 def write_random_folder(folder: pathlib.Path, *, tiny: bool) -> None:
@@ -85,4 +74,4 @@ def write_random_folder(folder: pathlib.Path, *, tiny: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(write_random_folder, __doc__)

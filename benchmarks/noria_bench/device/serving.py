@@ -297,16 +297,6 @@ def _request(template: RequestTemplate, number: int, spec: DiffusionModelSpec) -
         attempt_id=f"request-{number}",
         model=spec.name,
         model_version=spec.fingerprint,
-        payload=DiffusionPayload(
-            prompt=template.prompt,
-            negative_prompt="",
-            seed=template.seed,
-            width=template.width,
-            height=template.height,
-            inference_steps=template.inference_steps,
-            guidance_scale=template.guidance_scale,
-            scheduler=template.scheduler,
-            n=template.n,
-        ),
+        payload=DiffusionPayload(negative_prompt="", **template.settings),
         timeout_s=math.inf,
     )

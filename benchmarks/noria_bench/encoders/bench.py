@@ -45,6 +45,10 @@ def main(config: Config, options: EncodersOptions, folder: pathlib.Path) -> int:
         NoriaError: the model is no encoder of embeddings, a target is not installed, or the folder cannot be created.
 
     """
+    if config.model == "free":
+        from noria_bench.encoders.random_folder import free_model
+
+        config = msgspec.structs.replace(config, model=str(free_model(config.engine.cache_dir)))
     with tempfile.TemporaryDirectory(prefix="noria-encoders-") as name:
         bench = EncodersBench(quiet_config(config), options, folder, pathlib.Path(name))
         status = run_to_end(bench.measure, _log_status, bench.failures)

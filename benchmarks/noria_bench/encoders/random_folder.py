@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,15 +40,15 @@ _TINY_CONFIG = {
 _EMBEDDING_STD = 1.0
 
 
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(write_folder: Callable[..., None], description: str | None) -> None:
+    """Run the command of a module that writes a folder with random weights by `write_folder(FOLDER, tiny=…)`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--tiny", action="store_true", help="with few numbers, to check that the command works")
     arguments = parser.parse_args()
     if arguments.folder.exists():
         parser.error(f"{arguments.folder} exists already; choose another folder.")
-    write_random_folder(arguments.folder, tiny=arguments.tiny)
+    write_folder(arguments.folder, tiny=arguments.tiny)
 
 
 def free_model(cache_dir: str) -> pathlib.Path:
@@ -116,4 +117,4 @@ def _write_tokenizer(folder: pathlib.Path, size: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(write_random_folder, __doc__)

@@ -1,16 +1,16 @@
 """The report of `noria bench encoders`: tables in Markdown, and two plots."""
 
+import functools
 import math
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from noria_bench.encoders import summary
 from noria_bench.encoders.plots import plot_latency, plot_throughput
 from noria_bench.encoders.results import EncodersResult, Load, Measurement, TargetRun
 from noria_bench.encoders.summary import best_rates, load_title, loads_of, measured, median, paired_ratios, targets_of
-from noria_bench.reports.plots.styles import report_style
 from noria_bench.reports.provenance_text import noria_text
-from noria_bench.reports.result_report import heading
+from noria_bench.reports.result_report import heading, write_files
 from noria_bench.reports.table import (
     MISSING,
     Table,
@@ -27,14 +27,10 @@ _MIN_SHOWN_MS = 0.005  # CPU milliseconds a request
 
 def write_report(result: EncodersResult, folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `report.md` and the plots into `folder`; returns the files."""
-    report = folder / "report.md"
-    report.write_text(markdown(result), encoding="utf-8")
-    with report_style():
-        plots = [
-            plot_latency(result, folder / "plots" / "latency.svg"),
-            plot_throughput(result, folder / "plots" / "throughput.svg"),
-        ]
-    return [report, *plots]
+    plots = {"latency": plot_latency, "throughput": plot_throughput}
+    return write_files(
+        folder, markdown(result), **{name: functools.partial(plot, result) for name, plot in plots.items()}
+    )
 
 
 def markdown(result: EncodersResult) -> str:
@@ -124,25 +120,24 @@ def _reference(result: EncodersResult) -> Table:
 
 def _load_table(result: EncodersResult, load: Load) -> Table:
     found = [(target, each) for target in targets_of(result) if (each := measured(result, target, load))]
-    rows = tuple((target, *_load_cells(each)) for target, each in found)
-    columns = (
-        *("", "RPS", "p50, ms", "p95, ms", "p99, ms"),
-        *("mean batch", "padding", "CPU ms/request", "failed", "CPU of others"),
-    )
+
+    def typical(name: str, digits: int) -> Callable[[tuple[str, list[Measurement]]], str]:
+        return lambda row: format_number(median(getattr(each, name) for each in row[1]), digits)
+
     title = load_title(load)
-    return Table(title[0].upper() + title[1:], columns, rows)
-
-
-def _load_cells(found: Sequence[Measurement]) -> tuple[str, ...]:
-    latencies = (median(getattr(each, name) for each in found) for name in ("p50_ms", "p95_ms", "p99_ms"))
-    return (
-        format_rate(median(each.requests_per_s for each in found)),
-        *(format_number(latency, 1) for latency in latencies),
-        _reported([each.mean_batch for each in found], 1),
-        _reported([each.padding for each in found], None),
-        format_number(median(each.cpu_ms_per_request for each in found), 2),
-        str(sum(each.num_failed for each in found)),
-        format_share(max(each.other_cpu_share or 0.0 for each in found)),
+    return Table.of(
+        title[0].upper() + title[1:],
+        found,
+        ("", lambda row: row[0]),
+        ("RPS", typical("requests_per_s", 2)),
+        ("p50, ms", typical("p50_ms", 1)),
+        ("p95, ms", typical("p95_ms", 1)),
+        ("p99, ms", typical("p99_ms", 1)),
+        ("mean batch", lambda row: _reported([each.mean_batch for each in row[1]], 1)),
+        ("padding", lambda row: _reported([each.padding for each in row[1]], None)),
+        ("CPU ms/request", typical("cpu_ms_per_request", 2)),
+        ("failed", lambda row: str(sum(each.num_failed for each in row[1]))),
+        ("CPU of others", lambda row: format_share(max(each.other_cpu_share or 0.0 for each in row[1]))),
     )
 
 

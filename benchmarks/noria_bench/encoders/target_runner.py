@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -227,7 +228,9 @@ class TargetRunner:
                 measurement = make_measurement(load, self._own_load(target, server, load, number), target.precision)
             else:
                 measurement = self._tool_load(target, server, load, number)
-                self._wait_until_idle(target, server)
+                # Wait for the requests that ab or wrk left behind: a later one is answered after them.
+                for _ in range(2):
+                    self.client(target, server, "fixed", connections=self.form.threads, num_requests=self.form.threads)
         new = [after - before for before, after in zip(batches, self._batches(target, server), strict=True)]
         used_s = {name: seconds - cpu_s.get(name, 0.0) for name, seconds in server.cpu_s_by_name().items()}
         measurement = msgspec.structs.replace(
@@ -279,29 +282,13 @@ class TargetRunner:
             return load_tools.run_ab(url, bodies, interface.headers, load, self.options.seconds, output)
         return load_tools.run_wrk(url, bodies, interface.headers, 997 * number, load, self.options.seconds, output)
 
-    def _wait_until_idle(self, target: EncoderTarget, server: RunningServer) -> None:
-        """Wait for the requests that ab or wrk left behind: a later one is answered after them."""
-        for _ in range(2):
-            self.client(target, server, "fixed", connections=self.form.threads, num_requests=self.form.threads)
-
     def client(
-        self, target: EncoderTarget, server: RunningServer, corpus: Corpus, *, seconds: float = 600.0,
-        connections: int = 0, num_requests: int | None = None, first: int = 0,
-        arrivals: tuple[tuple[float, int], ...] = (),
-    ) -> ClientResult:  # fmt: skip
-        """Run the bench's own client. Raises RuntimeError if it fails."""
+        self, target: EncoderTarget, server: RunningServer, corpus: Corpus, *, seconds: float = 600.0, **load: Any
+    ) -> ClientResult:
+        """Run the bench's own client; `load` has more fields of its `ClientConfig`. Raises RuntimeError if it fails."""
         assert target.kind != "raw"
-        config = ClientConfig(
-            port=server.port,
-            kind=target.kind,
-            texts=tuple(self.texts[corpus]),
-            vectors=str(self._vectors(corpus)),
-            connections=connections,
-            seconds=seconds,
-            first=first,
-            num_requests=num_requests,
-            arrivals=arrivals,
-        )
+        texts, vectors = tuple(self.texts[corpus]), str(self._vectors(corpus))
+        config = ClientConfig(server.port, target.kind, texts, vectors, seconds, **load)
         return msgspec.json.decode(run_module("noria_bench.encoders.client", config), type=ClientResult)
 
     def _batches(self, target: EncoderTarget, server: RunningServer) -> Sequence[float]:

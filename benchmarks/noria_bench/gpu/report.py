@@ -18,7 +18,7 @@ from noria_bench.gpu.session import PartResult, describe, read_session
 from noria_bench.measurement.runs import BenchRun, read_runs
 from noria_bench.micro.packed_texts import PackingResult
 from noria_bench.reports.goals import Goal
-from noria_bench.reports.run_summary import RunSummary, summarise_run
+from noria_bench.reports.run_summary import RunSummary, finite_ratio, summarise_run
 from noria_bench.reports.table import MISSING, Table, escape_markdown, format_number, format_rate, format_ratio
 
 UNIFORM, MIXED = "8 users, uniform", "8 users"
@@ -157,25 +157,23 @@ def _section(table: Table) -> list[str]:
 def _image_table(title: str, runs: Mapping[str, BenchRun]) -> Table:
     summaries = {target: summarise_run(run) for target, run in runs.items()}
     noria = summaries.get("noria")
-    rows = tuple(
-        (target, *_image_cells(each, noria), runs[target].provenance["machine"].get("gpu", MISSING))
-        for target, each in summaries.items()
-    )
-    columns = ("", "RPS", "noria over it", "p50, s", "p99, s", "mean batch", "failed", "wrong", "GPU busy", "device")
-    return Table(title, columns, rows)
 
+    def noria_over(each: RunSummary) -> str:
+        return format_ratio(finite_ratio(math.nan if noria is None else noria.requests_per_s, each.requests_per_s))
 
-def _image_cells(each: RunSummary, noria: RunSummary | None) -> tuple[str, ...]:
-    ratio = noria.requests_per_s / each.requests_per_s if noria is not None and each.requests_per_s else math.nan
-    return (
-        format_rate(each.requests_per_s),
-        format_ratio(ratio),
-        format_number(each.p50_ms / 1000, 2),
-        format_number(each.p99_ms / 1000, 2),
-        format_number(each.mean_batch, 1),
-        str(each.num_http_failures + each.num_unanswered),
-        f"{each.num_wrong} of {each.num_compared}",
-        format_number(100 * each.gpu_utilisation),
+    return Table.of(
+        title,
+        summaries.items(),
+        ("", lambda each: each[0]),
+        ("RPS", lambda each: format_rate(each[1].requests_per_s)),
+        ("noria over it", lambda each: noria_over(each[1])),
+        ("p50, s", lambda each: format_number(each[1].p50_ms / 1000, 2)),
+        ("p99, s", lambda each: format_number(each[1].p99_ms / 1000, 2)),
+        ("mean batch", lambda each: format_number(each[1].mean_batch, 1)),
+        ("failed", lambda each: str(each[1].num_http_failures + each[1].num_unanswered)),
+        ("wrong", lambda each: f"{each[1].num_wrong} of {each[1].num_compared}"),
+        ("GPU busy", lambda each: format_number(100 * each[1].gpu_utilisation)),
+        ("device", lambda each: runs[each[0]].provenance["machine"].get("gpu", MISSING)),
     )
 
 
@@ -194,19 +192,17 @@ def _text_table(name: str, result: EncodersResult) -> Table:
 
 
 def _packing_table(result: PackingResult) -> Table:
-    rows = tuple(
-        (
-            str(num_texts),
-            *(format_rate(each.num_tokens / seconds) for seconds in (each.padded_s, each.packed_s)),
-            format_ratio(each.padded_s / each.packed_s),
-            format_ratio(each.lone_padded_s / each.lone_packed_s),
-            format_number(each.fidelity, 5),
-            result.device,
-        )
-        for num_texts, each in result.times.items()
+    return Table.of(
+        "Packed texts",
+        result.times.items(),
+        ("texts of a batch", lambda each: str(each[0])),
+        ("padded, tokens/s", lambda each: format_rate(each[1].num_tokens / each[1].padded_s)),
+        ("packed", lambda each: format_rate(each[1].num_tokens / each[1].packed_s)),
+        ("packed over padded", lambda each: format_ratio(each[1].padded_s / each[1].packed_s)),
+        ("alone", lambda each: format_ratio(each[1].lone_padded_s / each[1].lone_packed_s)),
+        ("fidelity", lambda each: format_number(each[1].fidelity, 5)),
+        ("device", lambda _: result.device),
     )
-    columns = ("texts of a batch", "padded, tokens/s", "packed", "packed over padded", "alone", "fidelity", "device")
-    return Table("Packed texts", columns, rows)
 
 
 def _part_table(results: Mapping[str, PartResult], parts: Sequence[Part], content: str, *, small: bool) -> Table:

@@ -34,12 +34,7 @@ class SoloCost(Struct, frozen=True):
 
     def matches(self, template: RequestTemplate) -> bool:
         """Whether this is the cost of requests such as `template`."""
-        return (self.width, self.height, self.guided, self.n) == (
-            template.width,
-            template.height,
-            template.guided,
-            template.n,
-        )
+        return all(getattr(self, name) == getattr(template, name) for name in ("width", "height", "guided", "n"))
 
 
 class Capacity(Struct, frozen=True):
@@ -90,13 +85,8 @@ def measure_capacity(port: int, path: str, mix: Mix, spec: DiffusionModelSpec, s
         RuntimeError: nothing was finished after the warm-up.
 
     """
-    templates = list(itertools.islice(mix.templates(seed), 4096))
-
-    def body(number: int) -> dict[str, Any]:
-        return templates[number % len(templates)].body
-
-    start = time.monotonic()
-    replies = closed_loop.run_closed_loop(port, _NUM_USERS, seconds, body, path)
+    start, templates = time.monotonic(), _templates(mix, seed)
+    replies = _run_users(port, path, templates, _NUM_USERS, seconds)
     return capacity_of_replies(replies, templates, spec, start + _WARM_UP_SHARE * seconds, start + seconds)
 
 
@@ -107,19 +97,27 @@ def measure_prediction_errors(port: int, path: str, mix: Mix, seconds: float, se
     Each user sends the next request when the previous one is done, so the load is steady. The first quarter of
     `seconds` is warm-up.
     """
-    templates = list(itertools.islice(mix.templates(seed), 4096))
-
-    def body(number: int) -> dict[str, Any]:
-        return templates[number % len(templates)].body
-
     counted_from = time.monotonic() + _WARM_UP_SHARE * seconds
-    replies = closed_loop.run_closed_loop(port, NUM_STEADY_USERS, seconds, body, path)
+    replies = _run_users(port, path, _templates(mix, seed), NUM_STEADY_USERS, seconds)
     predictions = [
         (reply.latency_s, reply.predicted_s)
         for reply in replies
         if reply.status == 200 and reply.sent_s >= counted_from
     ]
     return [took_s / predicted_s - 1.0 for took_s, predicted_s in predictions if predicted_s]
+
+
+def _templates(mix: Mix, seed: int) -> list[RequestTemplate]:
+    return list(itertools.islice(mix.templates(seed), 4096))
+
+
+def _run_users(
+    port: int, path: str, templates: list[RequestTemplate], num_users: int, seconds: float
+) -> list[closed_loop.Reply]:
+    def body(number: int) -> dict[str, Any]:
+        return templates[number % len(templates)].body
+
+    return closed_loop.run_closed_loop(port, num_users, seconds, body, path)
 
 
 def capacity_of_replies(

@@ -16,9 +16,7 @@ from typing import Any
 
 # Some frameworks would compress JSON again whose images are compressed already.
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
-_PREDICTED = re.compile(r"\bpredicted;dur=([\d.]+)")
-_QUEUE = re.compile(r"\bqueue;dur=([\d.]+)")
-_STAGE = re.compile(r"\b(?:queue|image_encode|text_encode|denoise|decode);dur=([\d.]+)")
+_TIMING = re.compile(r"\b(\w+);dur=([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def run_closed_loop(
                 connection.request("POST", path, text, {"content-type": "application/json", **headers})
                 answer = connection.getresponse()
                 status, num_bytes = answer.status, len(answer.read())
-                predicted = predicted_s(answer.headers.get("Server-Timing", ""))
+                predicted = stage_seconds(answer.headers.get("Server-Timing", "")).get("predicted") or None
             except (OSError, http.client.HTTPException):
                 # The next request opens it again.
                 connection.close()
@@ -89,31 +87,9 @@ def run_closed_loop(
     return sorted(replies, key=lambda reply: reply.done_s)
 
 
-def predicted_s(server_timing: str) -> float | None:
-    """The prediction in a Server-Timing header, in seconds; None without one."""
-    match = _PREDICTED.search(server_timing)
-    return float(match[1]) / 1000 or None if match else None
-
-
-def queue_s(server_timing: str) -> float | None:
-    """The queue time in a Server-Timing header, in seconds; None without one."""
-    match = _QUEUE.search(server_timing)
-    return float(match[1]) / 1000 if match else None
-
-
-def engine_s(server_timing: str) -> float | None:
-    """The seconds of all stages in the engine of Noria, from a Server-Timing header; None without them."""
-    found = _STAGE.findall(server_timing)
-    return sum(map(float, found)) / 1000 if len(found) > 1 else None
-
-
-def batch_size(headers: Mapping[str, str]) -> float | None:
-    """The batch size that the headers (names in lower case) report, for Noria the mean over the steps.
-
-    None without one.
-    """
-    value = headers.get("x-batch-size") or headers.get("x-noria-mean-batch")
-    return float(value) if value else None
+def stage_seconds(server_timing: str) -> dict[str, float]:
+    """The seconds of each name in a Server-Timing header."""
+    return {name: float(ms) / 1000 for name, ms in _TIMING.findall(server_timing)}
 
 
 def images_per_second(replies: list[Reply], warm_up_s: float) -> float:

@@ -54,7 +54,20 @@ class LoadGenerator:
     def start(self, url: str, protocol: Protocol, folder: pathlib.Path) -> "subprocess.Popen[bytes]":
         """Start the client, which ends when everything is answered; a terminal's Ctrl-C does not reach it."""
         config = msgspec.json.encode(self._config(url, protocol, str(folder / SAMPLE_FOLDER)))
-        return _start_client([sys.executable, "-m", "noria_bench.load.trace_client"], folder, config)
+        command = [sys.executable, "-m", "noria_bench.load.trace_client"]
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log").open("wb") as log, (folder / "records.jsonl").open("ab") as output:
+            client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=log, process_group=0)
+        assert client.stdin is not None
+        try:
+            client.stdin.write(config)
+            client.stdin.close()
+        # Ctrl-C while the client starts, which takes a second; no caller can stop it yet.
+        except BaseException:
+            client.kill()
+            client.wait()
+            raise
+        return client
 
     def _config(self, url: str, protocol: Protocol, sample_folder: str | None) -> TraceConfig:
         traffic = self.traffic
@@ -89,23 +102,6 @@ def bodies_of_every_kind(mix: Mix, spec: DiffusionModelSpec) -> list[Body]:
     changes += [{"lora": name} for name in mix.loras.values if name]
     changes += [{"strength": strength} for strength in mix.strengths.values if strength is not None][:1]
     return [msgspec.structs.replace(first, seed=seed, **change).body for seed, change in enumerate(changes)]
-
-
-def _start_client(command: list[str], folder: pathlib.Path, job: bytes) -> "subprocess.Popen[bytes]":
-    """Start a client in a process group of its own; it reads its job from stdin and writes its records to stdout."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log").open("wb") as log, (folder / "records.jsonl").open("ab") as output:
-        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=log, process_group=0)
-    assert client.stdin is not None
-    try:
-        client.stdin.write(job)
-        client.stdin.close()
-    # Ctrl-C while the client starts, which takes a second; no caller can stop it yet.
-    except BaseException:
-        client.kill()
-        client.wait()
-        raise
-    return client
 
 
 def run_load(

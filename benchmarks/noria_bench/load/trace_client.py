@@ -31,6 +31,7 @@ from noria_bench.load.workload import Arrival
 from noria_bench.measurement.run_metrics import RequestRecord
 from noria_bench.targets.catalog import Protocol
 
+_ENGINE_STAGES = ("queue", "image_encode", "text_encode", "denoise", "decode")
 # For the tasks of a long trace to start.
 _START_S = 0.2
 
@@ -145,10 +146,12 @@ def _response_fields(status: int, headers: Mapping[str, str], content: bytes) ->
     fields: dict[str, Any] = {"status": status}
     if status != 200:
         return fields
-    timing = headers.get("server-timing", "")
-    fields["predicted_s"], fields["queue_s"] = closed_loop.predicted_s(timing), closed_loop.queue_s(timing)
-    fields["engine_s"] = closed_loop.engine_s(timing)
-    fields["batch_size"] = closed_loop.batch_size(headers)
+    seconds = closed_loop.stage_seconds(headers.get("server-timing", ""))
+    stages = [seconds[name] for name in _ENGINE_STAGES if name in seconds]
+    size = headers.get("x-batch-size") or headers.get("x-noria-mean-batch")  # Noria's is the mean over the steps
+    fields["predicted_s"], fields["queue_s"] = seconds.get("predicted") or None, seconds.get("queue")
+    fields["engine_s"] = sum(stages) if len(stages) > 1 else None  # others report their queue alone
+    fields["batch_size"] = float(size) if size else None
     # A body without images is found by the check of the sampled replies.
     with contextlib.suppress(KeyError, TypeError, ValueError):
         fields["digest"] = hashlib.sha256(b"".join(image_files(headers, content))).hexdigest()[:16]

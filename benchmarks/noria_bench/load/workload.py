@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 from PIL import Image, ImageDraw
 
 from noria.protocol.diffusion import DiffusionModelSpec
@@ -45,18 +46,14 @@ class RequestTemplate(Struct, frozen=True):
     strength: float | None = None  # strength of the change to a start image; None: it has none
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of all models, without a LoRA and a start image."""
+        return {name: value for name, value in asdict(self).items() if name not in ("lora", "strength")}
+
+    @property
     def body(self) -> dict[str, Any]:
         """The JSON that is sent."""
-        body = {
-            "prompt": self.prompt,
-            "seed": self.seed,
-            "width": self.width,
-            "height": self.height,
-            "inference_steps": self.inference_steps,
-            "guidance_scale": self.guidance_scale,
-            "scheduler": self.scheduler,
-            "n": self.n,
-        }
+        body = self.settings
         if self.lora:
             body["loras"] = [{"name": self.lora, "weight": 1.0}]
         if self.strength is not None:

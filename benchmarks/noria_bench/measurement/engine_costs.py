@@ -16,6 +16,7 @@ from typing import Any
 from noria.config import EngineConfig
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.testing.server import NO_PROXY_OPENER
+from noria_bench.running import in_background
 
 _SAMPLE_INTERVAL_S = 1.0  # a sample costs the front end about 2 ms
 
@@ -29,9 +30,8 @@ def record_engine_costs(
     Nothing is recorded if there are none, or if the server has several engines.
     """
     samples: list[dict[str, Any]] = []
-    ended = threading.Event()
 
-    def sample() -> None:
+    def sample(ended: threading.Event) -> None:
         url = f"http://127.0.0.1:{port}/v1/models/{urllib.parse.quote(spec.name)}"
         is_last, wait_s = False, 0.0
         while not is_last:
@@ -42,13 +42,8 @@ def record_engine_costs(
             ):
                 samples.append(json.load(answer))
 
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
+    with in_background(sample):
         yield
-    finally:
-        ended.set()
-        thread.join()
     if len(config.devices) == 1:
         recorded |= device_costs(samples, spec, config)
 

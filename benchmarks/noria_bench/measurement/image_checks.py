@@ -114,8 +114,11 @@ class SoloGenerator:
     def _generate_one(self, body: Body, seed: int) -> np.ndarray:
         import torch
 
+        from noria_bench.targets.pipeline import load_pipeline
+        from noria_bench.targets.pipeline_generator import read_start_image
+
         if self._pipeline is None:
-            self._pipeline = _load_pipeline(self._spec, self._config)
+            self._pipeline, _ = load_pipeline(self._spec, self._config)
         spec, pipeline = self._spec, self._pipeline
         pipeline.use_scheduler(body.get("scheduler", spec.default_scheduler))
         pipeline.use_loras({lora["name"]: lora["weight"] for lora in body.get("loras", ())})
@@ -125,25 +128,7 @@ class SoloGenerator:
             "guidance_scale": body.get("guidance_scale", spec.default_guidance),
             "generator": torch.Generator("cpu").manual_seed(seed),
         }
-        with torch.inference_mode():
-            if "image" in body:
-                start = Image.open(io.BytesIO(base64.b64decode(body["image"]))).convert("RGB")
-                (image,) = pipeline.from_images(**settings, image=start, strength=body["strength"]).images
-            else:
-                width, height = body.get("width", spec.default_width_px), body.get("height", spec.default_height_px)
-                (image,) = pipeline.pipe(**settings, width=width, height=height).images
+        start = [read_start_image(body["image"])] if "image" in body else None
+        size = body.get("width", spec.default_width_px), body.get("height", spec.default_height_px)
+        (image,) = pipeline.call(start, body.get("strength"), size, **settings)
         return np.asarray(image)
-
-
-def _load_pipeline(spec: DiffusionModelSpec, config: EngineConfig) -> Any:
-    import torch
-
-    from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
-    from noria_bench.targets.pipeline import Pipeline
-
-    machine = detect_machine()
-    device = resolve_device(config.devices[0], machine)
-    settings = resolve_auto(config, spec, device, machine)
-    assert isinstance(settings.threads, int)
-    torch.set_num_threads(settings.threads)
-    return Pipeline(spec, settings, device)

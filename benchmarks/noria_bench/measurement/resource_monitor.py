@@ -12,6 +12,7 @@ import psutil
 from noria.testing.server import RunningServer
 from noria_bench.measurement.hardware_meters import GpuMeter, GpuReading, RaplMeter
 from noria_bench.measurement.runs import ResourceUsage
+from noria_bench.running import in_background
 
 _SAMPLE_INTERVAL_S = 0.25
 
@@ -56,11 +57,11 @@ def monitor_resources(
 
     The samples go into `into_trace`, if given, so that the caller has them even if the load raises an error.
     """
-    trace, ended, rapl = ResourceTrace() if into_trace is None else into_trace, threading.Event(), RaplMeter()
+    trace, rapl = ResourceTrace() if into_trace is None else into_trace, RaplMeter()
     started, all_cpu_s, own_cpu_s = time.monotonic(), machine_cpu_s(), _own_cpu_s(server)
     first = gpus.read() if gpus is not None else None
 
-    def sample() -> None:
+    def sample(ended: threading.Event) -> None:
         before, before_s = server.cpu_s(), started
         while not ended.wait(interval_s):
             now, now_s = server.cpu_s(), time.monotonic()
@@ -71,13 +72,10 @@ def monitor_resources(
                 trace.gpu_readings.append(gpus.read())
             rapl.total_j()
 
-    thread = threading.Thread(target=sample)
-    thread.start()
     try:
-        yield trace
+        with in_background(sample):
+            yield trace
     finally:
-        ended.set()
-        thread.join()
         trace.energy_j = (
             energy_between_j(first, gpus.read()) if gpus is not None and first is not None else rapl.total_j()
         )

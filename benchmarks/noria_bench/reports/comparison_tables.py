@@ -4,52 +4,53 @@ Our runs and the article's have different machines and models, so absolute numbe
 each are: requests per second relative to the microbatched endpoint on the same machine.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 from noria_bench.measurement.runs import BenchRun
 from noria_bench.reports import reference_results
 from noria_bench.reports.run_groups import Group, group_runs
 from noria_bench.reports.run_summary import RunSummary, finite_ratio, summarise_run
-from noria_bench.reports.table import MISSING, Table, format_gib, format_number, format_rate, format_ratio, format_share
+from noria_bench.reports.table import (
+    MISSING,
+    Table,
+    format_gib,
+    format_number,
+    format_rate,
+    format_ratio,
+    format_share,
+    format_with,
+)
 
 BASELINE = "reference-batched"
 # The article's default timeout and size.
 _REFERENCE_BATCHING = "500 ms, 8"
-_REFERENCE_COLUMNS = ("Requests", "Avg (ms)", "RPS", "p50 (ms)", "p90 (ms)", "p95 (ms)", "p99 (ms)")
 
 
 def performance_table(group: Group) -> Table:
     """Throughput and latency; a row for each run."""
     relative_to = _baseline_label(group)
-    rows = []
-    for run in group.runs:
-        summary, baseline = summarise_run(run), _baseline_run(group, run)
-        relative = format_ratio(
-            finite_ratio(summary.requests_per_s, summarise_run(baseline).requests_per_s) if baseline else math.nan
-        )
-        cells = [
-            _row_name(group, run),
-            *_reference_cells(summary),
-            str(summary.num_failures),
-            format_rate(summary.images_per_s),
-            format_number(summary.rows_per_s, 1),
-            _uniform_ratio(group, run),
-        ]
-        rows.append((*cells, format_number(summary.mean_batch, 1), relative, _reference_ratio(group, run)))
-    columns = (
-        "Settings" if group.is_sweep else "Implementation",
-        *_REFERENCE_COLUMNS,
-        "Failures",
-        "Images/s",
-        "Rows/s",
-        "Rows/s / uniform",
-        "Mean batch",
-    )
-    ratios = (f"RPS / {relative_to}", f"Reference: RPS / {relative_to}")
-    notes = (_FAILURE_NOTE,) if any(summarise_run(run).num_failures for run in group.runs) else ()
-    table = Table("Requests", (*columns, *ratios), tuple(rows), (_RATE_NOTE, *notes))
-    return table.without_empty_columns()
+    summaries = [(run, summarise_run(run)) for run in group.runs]
+    notes = (_FAILURE_NOTE,) if any(summary.num_failures for _, summary in summaries) else ()
+    return Table.of(
+        "Requests",
+        summaries,
+        (_first_column(group), lambda each: _row_name(group, each[0])),
+        ("Requests", lambda each: str(each[1].num_requests)),
+        ("Avg (ms)", lambda each: format_number(each[1].avg_ms)),
+        ("RPS", lambda each: format_rate(each[1].requests_per_s)),
+        ("p50 (ms)", lambda each: format_number(each[1].p50_ms)),
+        ("p90 (ms)", lambda each: format_number(each[1].p90_ms)),
+        ("p95 (ms)", lambda each: format_number(each[1].p95_ms)),
+        ("p99 (ms)", lambda each: format_number(each[1].p99_ms)),
+        ("Failures", lambda each: str(each[1].num_failures)),
+        ("Images/s", lambda each: format_rate(each[1].images_per_s)),
+        ("Rows/s", lambda each: format_number(each[1].rows_per_s, 1)),
+        ("Rows/s / uniform", lambda each: _uniform_ratio(group, each[0])),
+        ("Mean batch", lambda each: format_number(each[1].mean_batch, 1)),
+        (f"RPS / {relative_to}", lambda each: _baseline_ratio(group, *each)),
+        (f"Reference: RPS / {relative_to}", lambda each: _reference_ratio(group, each[0])),
+        notes=(_RATE_NOTE, *notes),
+    ).without_empty_columns()
 
 
 _RATE_NOTE = (
@@ -66,44 +67,31 @@ _FAILURE_NOTE = (
 def resource_table(group: Group) -> Table:
     """Resources used, with the article's GPU."""
     reference_rows = {} if group.is_sweep else reference_results.scenario_rows(group.bench)
-    rows = []
-    for run in group.runs:
-        summary, row = summarise_run(run), reference_rows.get(run.target)
-        rows.append(
-            (
-                _row_name(group, run),
-                format_number(summary.cpu_cores, 2),
-                format_gib(summary.max_resident_bytes),
-                format_gib(summary.gpu_bytes),
-                format_share(summary.gpu_utilisation),
-                f"{format_number(summary.energy_per_image_j, 1)} J"
-                if math.isfinite(summary.energy_per_image_j)
-                else MISSING,
-                format_share(summary.other_cpu_share),
-                " → ".join(format_number(speed) for speed in run.usage.matrix_gflops) or MISSING,
-                format_number(summary.sent_late_p99_ms),
-                f"{summary.num_wrong} of {summary.num_compared}" if summary.num_compared else MISSING,
-                MISSING if run.seconds_to_ready is None else f"{run.seconds_to_ready:.1f} s",
-                format_share(row.gpu_memory if row else None),
-                format_share(row.gpu_utilisation if row else None),
-            )
-        )
-    columns = (
-        "Settings" if group.is_sweep else "Implementation",
-        "CPU cores, mean",
-        "Memory, max",
-        "GPU memory, mean",
-        "GPU utilisation, mean",
-        "Energy/image",
-        "CPU used by other processes",
-        "Machine, GFLOP/s",
-        "Sent late, p99 (ms)",
-        "Incorrect images",
-        "Time to ready",
-        "Reference: GPU VRAM",
-        "Reference: GPU utilisation",
-    )
-    return Table("Resources", columns, tuple(rows), (_RESOURCE_NOTE,)).without_empty_columns()
+
+    def reference_share(run: BenchRun, name: str) -> str:
+        return format_share(getattr(reference_rows.get(run.target), name, None))
+
+    def wrong(summary: RunSummary) -> str:
+        return f"{summary.num_wrong} of {summary.num_compared}" if summary.num_compared else MISSING
+
+    return Table.of(
+        "Resources",
+        [(run, summarise_run(run)) for run in group.runs],
+        (_first_column(group), lambda each: _row_name(group, each[0])),
+        ("CPU cores, mean", lambda each: format_number(each[1].cpu_cores, 2)),
+        ("Memory, max", lambda each: format_gib(each[1].max_resident_bytes)),
+        ("GPU memory, mean", lambda each: format_gib(each[1].gpu_bytes)),
+        ("GPU utilisation, mean", lambda each: format_share(each[1].gpu_utilisation)),
+        ("Energy/image", lambda each: format_with(" J", each[1].energy_per_image_j, 1)),
+        ("CPU used by other processes", lambda each: format_share(each[1].other_cpu_share)),
+        ("Machine, GFLOP/s", lambda each: " → ".join(map(format_number, each[0].usage.matrix_gflops)) or MISSING),
+        ("Sent late, p99 (ms)", lambda each: format_number(each[1].sent_late_p99_ms)),
+        ("Incorrect images", lambda each: wrong(each[1])),
+        ("Time to ready", lambda each: format_with(" s", each[0].seconds_to_ready, 1)),
+        ("Reference: GPU VRAM", lambda each: reference_share(each[0], "gpu_memory")),
+        ("Reference: GPU utilisation", lambda each: reference_share(each[0], "gpu_utilisation")),
+        notes=(_RESOURCE_NOTE,),
+    ).without_empty_columns()
 
 
 _RESOURCE_NOTE = (
@@ -119,21 +107,6 @@ def reference_table(group: Group) -> Table | None:
     if not rows:
         return None
     baseline = _reference_baseline(group, rows)
-    cells = tuple(
-        (
-            name,
-            str(row.num_requests),
-            format_number(row.avg_ms),
-            format_number(row.requests_per_s, 1),
-            *(format_number(value) for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms)),
-            format_share(row.gpu_memory),
-            format_share(row.gpu_utilisation),
-            format_ratio(row.num_requests / rows[baseline].num_requests),
-        )
-        for name, row in rows.items()
-    )
-    name = "Settings" if group.is_sweep else "Implementation"
-    columns = (name, *_REFERENCE_COLUMNS, "GPU VRAM", "GPU utilisation", f"RPS / {baseline}")
     notes = [f"{reference_results.CITATION}. The ratio is of its requests: all runs are equally long."]
     if rows is reference_results.ATTENTION:
         notes.append(
@@ -141,7 +114,22 @@ def reference_table(group: Group) -> Table | None:
             "With today’s diffusers, slicing replaces the attention processor, so that its first row "
             "cannot be reproduced."
         )
-    return Table("Results of the reference article", columns, cells, tuple(notes)).without_empty_columns()
+    return Table.of(
+        "Results of the reference article",
+        rows.items(),
+        (_first_column(group), lambda each: each[0]),
+        ("Requests", lambda each: str(each[1].num_requests)),
+        ("Avg (ms)", lambda each: format_number(each[1].avg_ms)),
+        ("RPS", lambda each: format_number(each[1].requests_per_s, 1)),
+        ("p50 (ms)", lambda each: format_number(each[1].p50_ms)),
+        ("p90 (ms)", lambda each: format_number(each[1].p90_ms)),
+        ("p95 (ms)", lambda each: format_number(each[1].p95_ms)),
+        ("p99 (ms)", lambda each: format_number(each[1].p99_ms)),
+        ("GPU VRAM", lambda each: format_share(each[1].gpu_memory)),
+        ("GPU utilisation", lambda each: format_share(each[1].gpu_utilisation)),
+        (f"RPS / {baseline}", lambda each: format_ratio(each[1].num_requests / rows[baseline].num_requests)),
+        notes=tuple(notes),
+    ).without_empty_columns()
 
 
 def overview_table(runs: Sequence[BenchRun]) -> Table:
@@ -165,6 +153,17 @@ def overview_table(runs: Sequence[BenchRun]) -> Table:
     headings = [f"{name}: {column}" for _, name in named for column in ("RPS", "p50 (ms)", "p99 (ms)")]
     notes = (f"Failures: {'; '.join(failure_notes)}. {_FAILURE_NOTE}",) if failure_notes else ()
     return Table("Overview", ("Implementation", *headings), tuple(rows), notes)
+
+
+def _first_column(group: Group) -> str:
+    return "Settings" if group.is_sweep else "Implementation"
+
+
+def _baseline_ratio(group: Group, run: BenchRun, summary: RunSummary) -> str:
+    """The requests per second over those of the run that this one is compared with."""
+    if (baseline := _baseline_run(group, run)) is None:
+        return MISSING
+    return format_ratio(finite_ratio(summary.requests_per_s, summarise_run(baseline).requests_per_s))
 
 
 def _uniform_ratio(group: Group, run: BenchRun) -> str:
@@ -222,13 +221,3 @@ def _reference_ratio(group: Group, run: BenchRun) -> str:
 
 def _row_name(group: Group, run: BenchRun) -> str:
     return group.label(run) + ("" if run.complete else " (interrupted)")
-
-
-def _reference_cells(summary: RunSummary) -> tuple[str, ...]:
-    milliseconds = (summary.p50_ms, summary.p90_ms, summary.p95_ms, summary.p99_ms)
-    return (
-        str(summary.num_requests),
-        format_number(summary.avg_ms),
-        format_rate(summary.requests_per_s),
-        *(format_number(value) for value in milliseconds),
-    )

@@ -15,6 +15,8 @@ _MIN_RPS_RATIO = 2.0
 _MAX_P99_RATIO = 0.25
 # Tolerance for sums of floats.
 _ROUNDING = 1e-9
+# What is compared with frameworks: in words, the field of the summary, its sign, and how one is worse.
+_RPS, _P99 = ("RPS", "requests_per_s", 1, "behind"), ("p99", "p99_ms", -1, "longer")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def goals_of(group: Group) -> list[Goal]:
     if noria is None:
         return [Goal("Noria was not measured completely.", None)]
     frameworks = {name: each for name, each in summaries.items() if name in TARGETS and TARGETS[name].framework}
-    goals = [_rps_goal(noria, frameworks), _p99_goal(noria, frameworks)]
+    goals = [_best_framework_goal(noria, frameworks, *figure) for figure in (_RPS, _P99)]
     if group.bench == "mixed":
         goals.append(
             _rps_over_reference_goal(noria.requests_per_s, reference.requests_per_s if reference else math.nan)
@@ -49,30 +51,21 @@ def goals_of(group: Group) -> list[Goal]:
     return goals
 
 
-def _rps_goal(noria: RunSummary, frameworks: Mapping[str, RunSummary]) -> Goal:
-    claim = f"No framework ahead on RPS: Noria {format_rate(noria.requests_per_s)}"
-    if not frameworks or math.isnan(noria.requests_per_s):
+def _best_framework_goal(
+    noria: RunSummary, frameworks: Mapping[str, RunSummary], what: str, field: str, sign: int, worse: str
+) -> Goal:
+    """Noria's figure is at least as good as the best framework's; `sign` is 1 if more is better, else -1."""
+    text = format_rate if field == "requests_per_s" else _format_latency
+    ours = getattr(noria, field)
+    claim = f"No framework ahead on {what}: Noria {text(ours)}"
+    if not frameworks or math.isnan(ours):
         return Goal(f"{claim}; no framework was measured.", None)
-    name = max(frameworks, key=lambda framework: frameworks[framework].requests_per_s)
-    best = frameworks[name].requests_per_s
-    shortfall = 1 - finite_ratio(noria.requests_per_s, best)
-    missed = f", {100 * shortfall:.1f} % behind" if shortfall > _ROUNDING else ""
-    met = noria.requests_per_s >= best * (1 - _ROUNDING)
-    return _goal_among_all_frameworks(f"{claim}, best framework {name} {format_rate(best)}{missed}", met, frameworks)
-
-
-def _p99_goal(noria: RunSummary, frameworks: Mapping[str, RunSummary]) -> Goal:
-    claim = f"No framework ahead on p99: Noria {_format_latency(noria.p99_ms)}"
-    if not frameworks or math.isnan(noria.p99_ms):
-        return Goal(f"{claim}; no framework was measured.", None)
-    name = min(frameworks, key=lambda framework: frameworks[framework].p99_ms)
-    best_ms = frameworks[name].p99_ms
-    excess = finite_ratio(noria.p99_ms, best_ms) - 1
-    missed = f", {100 * excess:.1f} % longer" if excess > _ROUNDING else ""
-    met = None if math.isinf(noria.p99_ms) and math.isinf(best_ms) else noria.p99_ms <= best_ms * (1 + _ROUNDING)
-    return _goal_among_all_frameworks(
-        f"{claim}, best framework {name} {_format_latency(best_ms)}{missed}", met, frameworks
-    )
+    name = max(frameworks, key=lambda framework: sign * getattr(frameworks[framework], field))
+    best = getattr(frameworks[name], field)
+    shortfall = sign * (1 - finite_ratio(ours, best))
+    missed = f", {100 * shortfall:.1f} % {worse}" if shortfall > _ROUNDING else ""
+    met = None if math.isinf(ours) and math.isinf(best) else sign * ours >= sign * best * (1 - sign * _ROUNDING)
+    return _goal_among_all_frameworks(f"{claim}, best framework {name} {text(best)}{missed}", met, frameworks)
 
 
 def _goal_among_all_frameworks(claim: str, met: bool | None, frameworks: Mapping[str, RunSummary]) -> Goal:

@@ -1,10 +1,12 @@
-"""Parts of the reports of benches whose result is one document, a report in Markdown and plots. Pure."""
+"""Reports of benches whose result is one document: their parts, and the files."""
 
 import math
+import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from noria_bench.reports.plots.styles import report_style
 from noria_bench.reports.provenance_text import result_line
 from noria_bench.reports.table import escape_markdown
 
@@ -21,6 +23,16 @@ def conditions(provenance: Mapping[str, Any], text: str) -> str:
     """The last section: machine and command, then `text`."""
     command = escape_markdown(provenance["command"])
     return f"## Conditions\n\n{result_line(provenance)} Command: `{command}`. {text}\n"
+
+
+def write_files(
+    folder: pathlib.Path, markdown: str, **plots: Callable[[pathlib.Path], pathlib.Path]
+) -> list[pathlib.Path]:
+    """Write `report.md` into `folder`, and `plots/NAME.svg` by what draws each; returns the files."""
+    report = folder / "report.md"
+    report.write_text(markdown, encoding="utf-8")
+    with report_style():
+        return [report, *(draw(folder / "plots" / f"{name}.svg") for name, draw in plots.items())]
 
 
 def median(values: Iterable[float | None]) -> float:

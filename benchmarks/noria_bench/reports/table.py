@@ -3,7 +3,11 @@
 import html
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Not measured, or infinite.
 MISSING = "–"
@@ -18,15 +22,19 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls, title: str, subjects: Iterable[T], *columns: tuple[str, Callable[[T], str]], notes: tuple[str, ...] = ()
+    ) -> "Table":
+        """A row for each subject; a column is its heading and what makes a cell of a subject."""
+        rows = tuple(tuple(cell(subject) for _, cell in columns) for subject in subjects)
+        return cls(title, tuple(heading for heading, _ in columns), rows, notes)
+
     def without_empty_columns(self) -> "Table":
         """Without the columns that are MISSING in every row, such as those of GPUs on a machine without any."""
         kept = [k for k in range(len(self.columns)) if k == 0 or any(row[k] != MISSING for row in self.rows)]
-        return Table(
-            self.title,
-            tuple(self.columns[k] for k in kept),
-            tuple(tuple(row[k] for k in kept) for row in self.rows),
-            self.notes,
-        )
+        columns, *rows = (tuple(cells[k] for k in kept) for cells in (self.columns, *self.rows))
+        return replace(self, columns=columns, rows=tuple(rows))
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown, with its notes below."""
@@ -44,29 +52,34 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"[\\`|\[\]*]", r"\\\g<0>", safe)
 
 
-def format_number(value: float, digits: int = 0) -> str:
+def format_with(unit: str, value: float | None, digits: int) -> str:
+    """`value` with `digits` decimals and its unit; MISSING if it is None or not finite."""
+    return f"{value:.{digits}f}{unit}" if value is not None and math.isfinite(value) else MISSING
+
+
+def format_number(value: float | None, digits: int = 0) -> str:
     """`value` with `digits` decimals."""
-    return f"{value:.{digits}f}" if math.isfinite(value) else MISSING
+    return format_with("", value, digits)
 
 
 def format_rate(value: float) -> str:
     """A rate per second, with two decimals."""
-    return format_number(value, 2)
+    return format_with("", value, 2)
 
 
 def format_share(value: float | None) -> str:
     """A share of 1 in per cent."""
-    return f"{format_number(100 * value, 1)} %" if value is not None and math.isfinite(value) else MISSING
+    return MISSING if value is None else format_with(" %", 100 * value, 1)
 
 
 def format_ratio(value: float) -> str:
     """A ratio with two decimals and ×."""
-    return f"{format_number(value, 2)} ×" if math.isfinite(value) else MISSING
+    return format_with(" ×", value, 2)
 
 
 def format_gib(value: float) -> str:
     """Bytes in GiB."""
-    return f"{format_number(value / 2**30, 2)} GiB" if math.isfinite(value) else MISSING
+    return format_with(" GiB", value / 2**30, 2)
 
 
 def _markdown_row(cells: tuple[str, ...]) -> str:

@@ -33,7 +33,15 @@ from noria_bench.load.closed_loop import Reply, run_closed_loop
 from noria_bench.load.workload import uniform
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.resource_monitor import machine_cpu_s
-from noria_bench.running import make_results_folder, open_both_models, run_module, run_to_end, status_log, write_json
+from noria_bench.running import (
+    in_background,
+    make_results_folder,
+    open_both_models,
+    run_module,
+    run_to_end,
+    status_log,
+    write_json,
+)
 from noria_bench.sharing.options import SharingOptions
 from noria_bench.sharing.report import write_report
 from noria_bench.sharing.results import FILE_NAME, SharingResult, SharingRun
@@ -208,23 +216,17 @@ class SharingBench:
     @contextlib.contextmanager
     def _image_users(self, server: RunningServer, replies: list[Reply]) -> Iterator[None]:
         """Users who keep the image engine busy; at the end they wait for their last images."""
-        ended = threading.Event()
 
-        def run() -> None:
+        def run(ended: threading.Event) -> None:
             replies.extend(run_closed_loop(server.port, self.options.num_users, _MAX_S, self._image_body, ended=ended))
 
-        users = threading.Thread(target=run)
-        users.start()
-        try:
+        with in_background(run):
             time.sleep(_RAMP_S)
             yield
-        finally:
-            ended.set()
-            users.join()
 
     def _image_body(self, number: int) -> dict[str, object]:
         template = next(uniform(self.images).templates(self.options.seed + number))
-        return {**msgspec.to_builtins(template), "metadata": False}
+        return template.body | {"metadata": False}
 
     def _client_config(self, server: RunningServer, load: Load, number: int) -> ClientConfig:
         """The client of a load. All values of the setting get the same arrivals, each round others."""

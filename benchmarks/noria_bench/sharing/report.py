@@ -1,11 +1,12 @@
 """The report of `noria bench sharing`: tables in Markdown, and a plot."""
 
+import functools
 import math
 import pathlib
 
 from noria_bench.encoders.results import Load
-from noria_bench.reports.plots.styles import report_style, save_figure
-from noria_bench.reports.result_report import conditions, heading, median
+from noria_bench.reports.plots.styles import save_figure
+from noria_bench.reports.result_report import conditions, heading, median, write_files
 from noria_bench.reports.table import Table, escape_markdown, format_number, format_ratio
 from noria_bench.sharing.results import SharingResult, SharingRun
 
@@ -15,11 +16,7 @@ _PLACES = {False: "texts alone", True: "beside images"}
 
 def write_report(result: SharingResult, folder: pathlib.Path) -> list[pathlib.Path]:
     """Write `report.md` and the plot into `folder`; returns the files."""
-    with report_style():
-        plot = _plot(result, folder / "plots" / "sharing.svg")
-    report = folder / "report.md"
-    report.write_text(markdown(result), encoding="utf-8")
-    return [report, plot]
+    return write_files(folder, markdown(result), sharing=functools.partial(_plot, result))
 
 
 def markdown(result: SharingResult) -> str:
@@ -59,7 +56,7 @@ def _texts(result: SharingResult, load: Load) -> Table:
                 )
             )
     columns = ("encoder_cores", "texts/s", "p50, ms", "p95, ms", "p99, ms", "images/s", "failed", "wrong")
-    return Table(_title(load), columns, tuple(rows), ("Medians of the rounds.",))
+    return Table(f"Embeddings: {_short(load)}", columns, tuple(rows), ("Medians of the rounds.",))
 
 
 def _images(result: SharingResult) -> Table:
@@ -135,10 +132,6 @@ def _select(result: SharingResult, value: str, load: Load | None, *, has_images:
         and (None if run.texts is None else run.texts.load) == load
         and (run.images_per_s is not None) == has_images
     ]
-
-
-def _title(load: Load) -> str:
-    return f"Embeddings: {_short(load)}"
 
 
 def _short(load: Load) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from noria_bench.reports.table import MISSING, Table, format_number, format_share
 from noria_bench.simulator.devices import Device
 from noria_bench.simulator.study import Scenario
-from noria_bench.simulator.workload import Arrival, Shape, SimulateError
+from noria_bench.simulator.workload import Arrival, Shape, SimulateError, read_json
 from noria_bench.simulator.world import Settings, simulate
 
 _WARM_UP = 0.05  # share of the time whose requests do not count
@@ -74,14 +74,8 @@ EXAMPLE_GROUPS = (
 
 def read_groups(file: pathlib.Path) -> tuple[ClientGroup, ...]:
     """Read the clients of a file. Raises SimulateError."""
-    try:
-        groups = msgspec.json.decode(file.read_bytes(), type=tuple[ClientGroup, ...])
-    except OSError as error:
-        raise SimulateError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SimulateError(
-            f'{file}: {error}; clients are a list such as [{{"name": "large", "images": 16, "steps": 200}}]'
-        ) from error
+    example = '; clients are a list such as [{"name": "large", "images": 16, "steps": 200}]'
+    groups = read_json(file, tuple[ClientGroup, ...], "", example)
     for group in groups:
         if problem := group.problem():
             raise SimulateError(f"{file}: {group.name or 'a client'}: {problem}")

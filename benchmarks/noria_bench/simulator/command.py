@@ -3,6 +3,7 @@
 import argparse
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from noria.cli.parser import Parser, add_plain_command, argument_type
@@ -117,13 +118,19 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Raise SimulateError if one of these options is given."""
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise SimulateError(f"{reason}: leave out --{name.replace('_', '-')}")
+
+
 def _simulate_clients(arguments: argparse.Namespace, device: Any) -> int:
     """Simulate several clients, by policy, and print what each gets."""
     from noria_bench.simulator import clients, page
 
-    for name in ("arrivals", "rate", "shapes", "trace", "write_trace", "p99", "autoscale", "spot"):
-        if getattr(arguments, name) is not None:
-            raise SimulateError(f"--clients send their requests themselves: leave out --{name.replace('_', '-')}")
+    names = ("arrivals", "rate", "shapes", "trace", "write_trace", "p99", "autoscale", "spot")
+    _refuse(arguments, names, "--clients send their requests themselves")
     if arguments.canary or arguments.engine == "fast":
         raise SimulateError("--clients takes no canary, and the fast engine knows no clients")
     groups = clients.EXAMPLE_GROUPS if arguments.clients is True else clients.read_groups(arguments.clients)
@@ -149,9 +156,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from noria_bench.simulator import calibration
 
     traffic, world = ("arrivals", "rate", "duration", "shapes", "trace"), ("device", "p99", "slots", "autoscale")
-    for name in (*traffic, *world, "failures", "spot"):
-        if getattr(arguments, name) is not None:
-            raise SimulateError(f"--calibrate takes what it simulates from the measured runs: leave out --{name}")
+    names = (*traffic, *world, "failures", "spot")
+    _refuse(arguments, names, "--calibrate takes what it simulates from the measured runs")
     found = calibration.calibrate(arguments.calibrate)
     print(calibration.table_of(found).markdown())
     if arguments.out is not None:
@@ -180,16 +186,12 @@ def _device_line(device: Any, shapes: Any) -> str:
 
 
 def _traffic(arguments: argparse.Namespace, device: Any) -> Any:
-    import msgspec
-
     from noria_bench.simulator import trace
     from noria_bench.simulator.study import Traffic
-    from noria_bench.simulator.workload import Shape
+    from noria_bench.simulator.workload import Shape, read_json
 
     if arguments.trace is not None:
-        for name in ("arrivals", "rate", "duration", "shapes"):
-            if getattr(arguments, name) is not None:
-                raise SimulateError(f"--trace has all requests: leave out --{name}")
+        _refuse(arguments, ("arrivals", "rate", "duration", "shapes"), "--trace has all requests")
         read = trace.CONVERTERS.get(arguments.trace_format, trace.read_trace)
         arrivals = tuple(read(arguments.trace))
         if not arrivals:
@@ -198,14 +200,8 @@ def _traffic(arguments: argparse.Namespace, device: Any) -> Any:
     width_px, height_px = device.sizes[0]
     shapes: tuple[Shape, ...] = (Shape(width_px=width_px, height_px=height_px),)
     if arguments.shapes is not None:
-        try:
-            shapes = msgspec.json.decode(arguments.shapes.read_bytes(), type=tuple[Shape, ...])
-        except OSError as error:
-            raise SimulateError(f"{arguments.shapes} cannot be read: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise SimulateError(
-                f'{arguments.shapes}: {error}; shapes are a list such as [{{"share": 1, "steps": 20}}]'
-            ) from error
+        example = '; shapes are a list such as [{"share": 1, "steps": 20}]'
+        shapes = read_json(arguments.shapes, tuple[Shape, ...], "", example)
         for number, shape in enumerate(shapes):
             if problem := shape.problem():
                 raise SimulateError(f"{arguments.shapes}: shape {number}: {problem}")

@@ -10,7 +10,7 @@ from noria.config.engine import MAX_AUTO_SLOTS
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
 from noria.scheduling.types import BatchKey
-from noria_bench.simulator.workload import SimulateError
+from noria_bench.simulator.workload import SimulateError, read_json
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=16_384)]
@@ -83,15 +83,11 @@ EXAMPLE = Device(
 
 def read_device(file: pathlib.Path) -> Device:
     """Read the costs of a device. Raises SimulateError."""
-    try:
-        device = msgspec.json.decode(file.read_bytes(), type=Device)
-    except OSError as error:
-        raise SimulateError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SimulateError(
-            f"{file} is no file of costs: {error}. It is one that an engine has saved (costs in its cache folder), or "
-            "JSON with steps, decodes, text_encode_s, slots, cold_start_s and price_per_hour"
-        ) from error
+    expected = (
+        ". It is one that an engine has saved (costs in its cache folder), or JSON with steps, decodes, text_encode_s, "
+        "slots, cold_start_s and price_per_hour"
+    )
+    device = read_json(file, Device, " is no file of costs", expected)
     if device.key:
         device = _with_settings(device, file)
     return check_device(device, str(file))

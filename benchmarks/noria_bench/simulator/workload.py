@@ -1,17 +1,30 @@
 """Requests of a simulation: their arrivals and what they ask for. Randomness is an argument."""
 
 import math
+import pathlib
 import random
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from noria.errors import SetupError
 
+T = TypeVar("T")
+
 
 class SimulateError(SetupError, code="simulate"):
     """A flag, a trace or a file of costs that `noria simulate` cannot use."""
+
+
+def read_json(file: pathlib.Path, kind: type[T], problem: str, expected: str) -> T:
+    """Decode a file of JSON. Raises SimulateError: the file, `problem`, the decoder's error, and what is `expected`."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except OSError as error:
+        raise SimulateError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SimulateError(f"{file}{problem}: {error}{expected}") from error
 
 
 class Arrival(NamedTuple):

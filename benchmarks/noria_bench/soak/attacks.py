@@ -11,7 +11,7 @@ import json
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from noria_bench.load.closed_loop import HEADERS
@@ -73,32 +73,17 @@ def heads_without_end(port: int, stopped: threading.Event) -> None:
 
 def idle_connections(port: int, stopped: threading.Event) -> None:
     """Hold 200 connections, half of them with the beginning of a head."""
-    with contextlib.ExitStack() as opened:
-        for number in range(200):
-            with contextlib.suppress(OSError):
-                client = opened.enter_context(connect(port))
-                client.sendall(START if number % 2 else b"")
-        stopped.wait()
+    hold(port, stopped, (START if number % 2 else b"" for number in range(200)))
 
 
 def unfinished_bodies(port: int, stopped: threading.Event) -> None:
     """Hold 40 requests whose bodies of 1 MB never end."""
-    head = b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
-    with contextlib.ExitStack() as opened:
-        for _ in range(40):
-            with contextlib.suppress(OSError):
-                opened.enter_context(connect(port)).sendall(head + b" " * 500_000)
-        stopped.wait()
+    hold(port, stopped, [_post_head("/t2i", 1_000_000) + b" " * 500_000] * 40)
 
 
 def small_bodies_that_stop(port: int, stopped: threading.Event) -> None:
     """Hold 300 requests whose small bodies end after a byte."""
-    head = b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
-    with contextlib.ExitStack() as opened:
-        for _ in range(300):
-            with contextlib.suppress(OSError):
-                opened.enter_context(connect(port)).sendall(head + b"{")
-        stopped.wait()
+    hold(port, stopped, [_post_head("/t2i", 60_000) + b"{"] * 300)
 
 
 def pipelined_requests(port: int, stopped: threading.Event) -> None:
@@ -111,13 +96,7 @@ def pipelined_requests(port: int, stopped: threading.Event) -> None:
 
 def unread_responses(port: int, stopped: threading.Event) -> None:
     """Request a page 64 times on each of 16 connections, and read nothing."""
-    with contextlib.ExitStack() as opened:
-        for _ in range(16):
-            with contextlib.suppress(OSError):
-                opened.enter_context(connect(port)).sendall(
-                    b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64
-                )
-        stopped.wait()
+    hold(port, stopped, [_get_head("/openapi.json") * 64] * 16)
 
 
 def image_files(port: int, stopped: threading.Event) -> None:
@@ -188,32 +167,22 @@ def abandoned_samplers(port: int, stopped: threading.Event) -> None:
     while not stopped.is_set():
         scheduler = chooser.choice(("ddim", "euler", "heun", "pndm", "unipc", "dpm++2m", "dpm++2m-karras", "lms"))
         body = json.dumps({"prompt": "p", "scheduler": scheduler, "inference_steps": chooser.randint(50, 100)}).encode()
-        head = b"POST /t2i HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         with contextlib.suppress(OSError), connect(port) as client:
-            client.sendall(head % len(body) + body)
+            client.sendall(_post_head("/t2i", len(body)) + body)
             stopped.wait(0.02)  # so that it reaches the engine
 
 
 def event_streams(port: int, stopped: threading.Event) -> None:
     """Open streams of /v1/live beyond the limit of one client, again and again."""
     while not stopped.is_set():
-        with contextlib.ExitStack() as opened:
-            for _ in range(40):
-                with contextlib.suppress(OSError):
-                    opened.enter_context(connect(port)).sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            stopped.wait(2.0)
+        hold(port, stopped, [_get_head("/v1/live")] * 40, 2.0)
 
 
 def job_streams(port: int, stopped: threading.Event) -> None:
     """Open streams of a job's events beyond the limit of one client, again and again."""
     job = _start_job(port, prompt="p", n=16, inference_steps=100, priority="low")
-    head = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     while not stopped.is_set():
-        with contextlib.ExitStack() as opened:
-            for _ in range(80):
-                with contextlib.suppress(OSError):
-                    opened.enter_context(connect(port)).sendall(head)
-            stopped.wait(0.2)
+        hold(port, stopped, [_get_head(f"/v1/jobs/{job}/events")] * 80, 0.2)
     _request(port, "DELETE", f"/v1/jobs/{job}")
 
 
@@ -262,6 +231,24 @@ def connect(port: int) -> Iterator[socket.socket]:
     """Yield a connection to a loopback port, from the attackers' address."""
     with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S, _SOURCE) as client:
         yield client
+
+
+def hold(port: int, stopped: threading.Event, contents: Iterable[bytes], seconds: float | None = None) -> None:
+    """Send each of `contents` on a connection of its own; hold all for `seconds` (None: any time), or until the end."""
+    with contextlib.ExitStack() as opened:
+        for content in contents:
+            with contextlib.suppress(OSError):
+                opened.enter_context(connect(port)).sendall(content)
+        stopped.wait(seconds)
+
+
+def _get_head(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+def _post_head(path: str, num_bytes: int) -> bytes:
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {num_bytes}"
+    return f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode()
 
 
 def _start_job(port: int, webhook: str | None = None, **settings: object) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from noria.cli.parser import Parser, add_command, add_plain_command, argument_type, config_from
+from noria.cli.parser import Parser, add_command, add_plain_command, config_from
 from noria_bench.command_arguments import (
     add_diffusion_model,
     add_options,
@@ -11,14 +11,16 @@ from noria_bench.command_arguments import (
     options_from,
     results_folder,
 )
-from noria_bench.option_values import SECONDS, names
+from noria_bench.option_values import ABOVE_0, SECONDS, names, number
 from noria_bench.soak.heap_options import HEAP_NAMES, HEAP_TARGETS, HeapOptions
+
+_MINUTES = number(ABOVE_0, 10_080, "a soak takes more than 0 and at most 10080 minutes")
 
 
 def add_to(benches: Any) -> Parser:
     """Add the command to argparse's subparsers; returns its parser."""
     parser = add_plain_command(benches, "soak", _run, "what grows in an hour of mixed traffic, attacks and kills")
-    parser.add_argument("--minutes", metavar="M", type=argument_type(_minutes), default=60.0, help="(60)")
+    parser.add_argument("--minutes", metavar="M", type=_MINUTES, default=60.0, help="(60)")
     add_results_folder(parser, "soak")
     return parser
 
@@ -57,16 +59,6 @@ def _run_neighbours(arguments: argparse.Namespace) -> int:
     from noria_bench.soak import heaps
 
     return heaps.main(config_from(arguments), options_from(arguments, HeapOptions()), folder)
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 10_080:
-        raise ValueError(f"{text!r}; a soak takes more than 0 and at most 10080 minutes")
-    return value
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -113,6 +114,11 @@ class HeapResult(Struct, frozen=True):
         """The p99 of small requests beside the heap over that without it."""
         return self.beside_p99_s / self.small_p99_s
 
+    @property
+    def small_slowdowns(self) -> list[float]:
+        """The slowdowns of the small clients."""
+        return [value for name, value in self.slowdowns.items() if name != "heap"]
+
 
 def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
     """Measure, write heaps.json into `folder`, print a table; returns the exit status.
@@ -140,7 +146,8 @@ def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
                     _log_status(f"{name}, {heap}")
                     with _serving(target, spec, of_target, pathlib.Path(work)) as clients:
                         results.append(measure_heap(name, heap, clients, options.seconds))
-                    _write(folder, provenance, options, results)
+                    document = {"bench": "heaps", "options": msgspec.to_builtins(options), "results": results}
+                    write_json(provenance | document, folder / FILE_NAME)
 
         status = run_to_end(measure, _log_status, failures)
     if results:
@@ -171,29 +178,25 @@ class Clients:
         Beside the heap the small clients go on until its last request is done: the end of a heap without others would
         make its slowdown too small.
         """
-        replies: dict[int, list[Reply]] = {}
         heap_ended, small_ended = threading.Event(), threading.Event()
 
-        def run_one(client: int, load: Load) -> None:
+        def run_one(client: int, load: Load) -> list[Reply]:
             ended = heap_ended if client == NUM_SMALL else small_ended
             limit_s = seconds if client == NUM_SMALL or NUM_SMALL not in loads else math.inf
             load = load.split() if self.splits else load
             run = self._run_jobs if load.is_of_jobs else self._run_requests
-            replies[client] = run(client, load, limit_s, ended)
+            return run(client, load, limit_s, ended)
 
-        threads = {client: threading.Thread(target=run_one, args=(client, load)) for client, load in loads.items()}
-        try:
-            for thread in threads.values():
-                thread.start()
-            if NUM_SMALL in threads:
-                threads[NUM_SMALL].join()
+        with ThreadPoolExecutor(len(loads)) as executor:
+            try:
+                running = {client: executor.submit(run_one, client, load) for client, load in loads.items()}
+                if NUM_SMALL in running:
+                    running[NUM_SMALL].result()
+                    small_ended.set()
+                return {client: each.result() for client, each in running.items()}
+            finally:
+                heap_ended.set()
                 small_ended.set()
-            for thread in threads.values():
-                thread.join()
-        finally:
-            heap_ended.set()
-            small_ended.set()
-        return replies
 
     def _run_requests(self, client: int, load: Load, seconds: float, ended: threading.Event) -> list[Reply]:
         path = self.path if load.path == "/t2i" else load.path
@@ -238,11 +241,9 @@ class Clients:
                     is_done = status < 300 and job["status"] == "succeeded"
                     replies.append(Reply(sent, time.monotonic(), 200 if is_done else status or 500, 0))
 
-        threads = [threading.Thread(target=keep_one) for _ in range(load.connections)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(load.connections) as executor:
+            for each in [executor.submit(keep_one) for _ in range(load.connections)]:
+                each.result()
         return replies
 
 
@@ -320,39 +321,25 @@ def _p99_s(replies: Sequence[Reply]) -> float:
     return statistics.quantiles(served, n=100, method="inclusive")[98] if len(served) > 1 else math.inf
 
 
-def _write(
-    folder: pathlib.Path, provenance: dict[str, Any], options: HeapOptions, results: Sequence[HeapResult]
-) -> None:
-    document = {**provenance, "bench": "heaps", "options": msgspec.to_builtins(options), "results": results}
-    write_json(document, folder / FILE_NAME)
-
-
 def table(results: Sequence[HeapResult], note: str = "") -> Table:
     """Return a row for each target and heap."""
     arrival = {each.heap: each.steps_per_s for each in results if each.target == ARRIVAL}
-    rows = tuple(
-        (
-            f"{each.heap}, {each.target}",
-            *(format_number(value, 2) for value in (each.small_p99_s, each.beside_p99_s, each.growth)),
-            format_number(each.lone_beside_s / each.alone_s, 2),
-            format_number(max(value for name, value in each.slowdowns.items() if name != "heap"), 2),
-            format_number(each.slowdowns["heap"], 2),
-            format_number(each.steps_per_s, 1),
-            format_number(each.steps_per_s / arrival[each.heap] if arrival.get(each.heap) else math.nan, 2),
-            str(each.num_failed),
-        )
-        for each in results
+
+    def over_arrival(each: HeapResult) -> float:
+        return each.steps_per_s / arrival[each.heap] if arrival.get(each.heap) else math.nan
+
+    return Table.of(
+        "Small requests beside one client's heap",
+        results,
+        ("heap, target", lambda each: f"{each.heap}, {each.target}"),
+        ("p99, s", lambda each: format_number(each.small_p99_s, 2)),
+        ("beside, s", lambda each: format_number(each.beside_p99_s, 2)),
+        ("growth", lambda each: format_number(each.growth, 2)),
+        ("one beside ÷ alone", lambda each: format_number(each.lone_beside_s / each.alone_s, 2)),
+        ("slowdown, small", lambda each: format_number(max(each.small_slowdowns), 2)),
+        ("slowdown, heap", lambda each: format_number(each.slowdowns["heap"], 2)),
+        ("steps/s", lambda each: format_number(each.steps_per_s, 1)),
+        ("÷ arrival", lambda each: format_number(over_arrival(each), 2)),
+        ("failed", lambda each: str(each.num_failed)),
+        notes=(note,) if note else (),
     )
-    columns = (
-        "heap, target",
-        "p99, s",
-        "beside, s",
-        "growth",
-        "one beside ÷ alone",
-        "slowdown, small",
-        "slowdown, heap",
-        "steps/s",
-        "÷ arrival",
-        "failed",
-    )
-    return Table("Small requests beside one client's heap", columns, rows, (note,) if note else ())

@@ -17,15 +17,27 @@ def role_of(process: psutil.Process) -> str | None:
     return next((role for role in ("engine", "frontend") if f"noria.{role}" in words or f"noria {role}" in words), None)
 
 
-class Killer(threading.Thread):
+class Observer(threading.Thread):
+    """A thread that runs beside the traffic until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End as soon as what is begun is done, and wait for the end."""
+        self._stopping.set()
+        self.join()
+
+
+class Killer(Observer):
     """Kills `num_kills` children within `seconds`, at uniformly random times; each living child is equally likely."""
 
     def __init__(self, supervisor_pid: int, num_kills: int, seconds: float, seed: int) -> None:
-        super().__init__(name="killer", daemon=True)
+        super().__init__("killer")
         self._supervisor = psutil.Process(supervisor_pid)
         self._random = random.Random(seed)
         self._times = sorted(self._random.uniform(0, seconds) for _ in range(num_kills))
-        self._stopping = threading.Event()
         self.killed: Counter[str] = Counter()
         self.killed_at_s: list[float] = []  # since the start
         self.pids: set[int] = set()
@@ -40,11 +52,6 @@ class Killer(threading.Thread):
                 if self._stopping.wait(0.05):
                     return
             self.killed_at_s.append(time.monotonic() - started)
-
-    def stop(self) -> None:
-        """End after the current kill, if there is still a child to kill."""
-        self._stopping.set()
-        self.join()
 
     def _kill_one(self) -> bool:
         children = self._supervisor.children()
@@ -62,13 +69,12 @@ class Killer(threading.Thread):
         return False
 
 
-class ReadinessMonitor(threading.Thread):
+class ReadinessMonitor(Observer):
     """Polls `/readyz` five times a second, and records how long it was not 200 each time."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(name="readiness", daemon=True)
+        super().__init__("readiness")
         self._url = url
-        self._stopping = threading.Event()
         self.outages_s: list[float] = []
 
     def run(self) -> None:
@@ -82,11 +88,6 @@ class ReadinessMonitor(threading.Thread):
                 elif ready and since is not None:
                     self.outages_s.append(now - since)
                     since = None
-
-    def stop(self) -> None:
-        """End, and wait for the end."""
-        self._stopping.set()
-        self.join()
 
 
 def _is_ready(client: httpx.Client) -> bool:

@@ -23,8 +23,9 @@ from msgspec import Struct
 
 from noria.testing.server import reserve_port, running_server
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.measurement.run_metrics import percentile
 from noria_bench.reports.table import MISSING, Table
-from noria_bench.running import write_json
+from noria_bench.running import in_background, write_json
 from noria_bench.soak.attacks import ATTACKS, Attack, idle_connections, lineage_events, tarpit_webhooks
 from noria_bench.soak.grpc_attacks import calls_without_message
 
@@ -133,14 +134,10 @@ def measure_growth(
     for _ in range(_WINDOWS):
         durations_s = measure()
         quiet_s += durations_s
-        p99_quiet_s.append(_p99(durations_s))
-        with _running(attack):
-            p99_attacked_s.append(_p99(measure()))
+        p99_quiet_s.append(percentile(durations_s, 0.99))
+        with in_background(attack):
+            p99_attacked_s.append(percentile(measure(), 0.99))
     return Growth(statistics.median(quiet_s), statistics.median(p99_quiet_s), statistics.median(p99_attacked_s))
-
-
-def _p99(durations_s: list[float]) -> float:
-    return statistics.quantiles(durations_s, n=100, method="inclusive")[98]
 
 
 def _request_durations_s(
@@ -162,15 +159,3 @@ def _request_durations_s(
             if response.status != 200:
                 raise RuntimeError(f"the quiet client's {method} {path} got {response.status}")
     return durations_s
-
-
-@contextlib.contextmanager
-def _running(attack: Callable[[threading.Event], None]) -> Iterator[None]:
-    stopped = threading.Event()
-    thread = threading.Thread(target=attack, args=(stopped,))
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()

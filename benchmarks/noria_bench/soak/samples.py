@@ -3,18 +3,17 @@
 import contextlib
 import pathlib
 import stat
-import threading
 import time
 
 import psutil
 
 from noria.testing.server import RunningServer
-from noria_bench.soak.killer import role_of
+from noria_bench.soak.killer import Observer, role_of
 
 SUPERVISOR = "supervisor"
 
 
-class Sampler(threading.Thread):
+class Sampler(Observer):
     """Samples every `interval_s` until `stop`.
 
     `series` has the values by name, such as "engine threads", each as long as `at_s`; None: there was no such process.
@@ -22,9 +21,8 @@ class Sampler(threading.Thread):
     """
 
     def __init__(self, server: RunningServer, data: pathlib.Path, interval_s: float) -> None:
-        super().__init__(name="sampler", daemon=True)
+        super().__init__("sampler")
         self._server, self._data, self._interval_s = server, data, interval_s
-        self._stopping = threading.Event()
         self.at_s: list[float] = []
         self.series: dict[str, list[float | None]] = {}
 
@@ -37,11 +35,6 @@ class Sampler(threading.Thread):
                 values = self.series.setdefault(name, [None] * len(self.at_s))
                 values.append(sample.get(name))
             self.at_s.append(round(time.monotonic() - started, 2))
-
-    def stop(self) -> None:
-        """End, and wait for the end."""
-        self._stopping.set()
-        self.join()
 
     def _sample(self) -> dict[str, float]:
         sample: dict[str, float] = {}

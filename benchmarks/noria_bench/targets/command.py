@@ -4,11 +4,12 @@ import argparse
 import functools
 from typing import Any
 
-from noria.cli.parser import Parser, add_command, add_plain_command, argument_type, config_from
+from noria.cli.parser import Parser, add_command, add_plain_command, config_from
 from noria_bench.command_arguments import add_diffusion_model
-from noria_bench.option_values import whole
+from noria_bench.option_values import ABOVE_0, number, whole
 from noria_bench.targets.catalog import INSTALLABLE, TARGETS, TargetSettings
 
+_TIMEOUT_MS = number(ABOVE_0, 3_600_000, "a timeout is more than 0 and at most 3600000 milliseconds")
 _STREAM_MODES = ("bytesio", "chunks")
 
 
@@ -18,7 +19,7 @@ def add_serve(benches: Any) -> Parser:
     parser.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=", ".join(TARGETS))
     add_diffusion_model(parser)
     parser.add_argument(
-        "--batch-timeout-ms", type=argument_type(_timeout_ms), help="of a batch that is not full (the target's default)"
+        "--batch-timeout-ms", type=_TIMEOUT_MS, help="of a batch that is not full (the target's default)"
     )
     parser.add_argument(
         "--batch-size",
@@ -34,16 +35,6 @@ def add_install(benches: Any) -> Parser:
     parser = add_plain_command(benches, "install", _install, "create the virtual environment of a framework")
     parser.add_argument("framework", metavar="FRAMEWORK", choices=INSTALLABLE, help=", ".join(INSTALLABLE))
     return parser
-
-
-def _timeout_ms(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 3_600_000:
-        raise ValueError(f"{text!r}; a timeout is more than 0 and at most 3600000 milliseconds")
-    return value
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -98,12 +98,9 @@ def install(framework: str, log_status: Callable[[str], None]) -> None:
     """Create the environment of `framework` unless it exists; `log_status` is called before each slow step.
 
     Raises:
-        ConfigError: the framework is unknown, or the environment cannot be created; the message ends with pip's last
-            lines.
+        ConfigError: the environment cannot be created; the message ends with pip's last lines.
 
     """
-    if framework not in REQUIREMENTS:
-        raise ConfigError(f"there is no framework {framework!r}; frameworks are {', '.join(REQUIREMENTS)}")
     folder, expected = folder_of(framework), _expected_marker(framework)
     if _is_installed(framework):
         log_status(f"{expected.requirement} is installed in {folder}")

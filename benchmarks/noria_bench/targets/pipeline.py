@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from PIL import Image
 
 from noria.config import EngineConfig
+from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
 from noria.images import scheduler_names
 from noria.models.adapters.lora_folders import LoraFolders
 from noria.models.diffusion.unet_models.unet import set_attention
@@ -60,13 +62,18 @@ class Pipeline:
         elif self._loras:
             self.pipe.disable_lora()
 
-    def from_images(self, **arguments: Any) -> Any:
-        """Call the pipeline for start images, which has the same parts."""
+    @torch.inference_mode()
+    def call(
+        self, images: list[Image.Image] | None, strength: float | None, size: tuple[int, int], **options: Any
+    ) -> Any:
+        """Return PIL images, by the call for start images if there are some, which has the same parts."""
+        if images is None:
+            return self.pipe(**options, width=size[0], height=size[1]).images
         import diffusers
 
         pipe = diffusers.StableDiffusionImg2ImgPipeline(**self.pipe.components, requires_safety_checker=False)
         pipe.set_progress_bar_config(disable=True)
-        return pipe(**arguments)
+        return pipe(**options, image=images, strength=strength).images
 
     @torch.inference_mode()
     def generate(self, prompt: str, num_steps: int, guidance_scale: float) -> Any:
@@ -98,6 +105,16 @@ class Pipeline:
             latents = pipe.scheduler.step(guided, t, latents, return_dict=False)[0]
         images: torch.Tensor = pipe.vae.decode(latents / pipe.vae.config.scaling_factor, return_dict=False)[0]
         return ((images / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu()
+
+
+def load_pipeline(spec: DiffusionModelSpec, config: EngineConfig) -> tuple[Pipeline, EngineConfig]:
+    """Load the pipeline on the first device; return it and the settings without "auto", whose threads torch now has."""
+    machine = detect_machine()
+    device = resolve_device(config.devices[0], machine)
+    settings = resolve_auto(config, spec, device, machine)
+    assert isinstance(settings.threads, int)
+    torch.set_num_threads(settings.threads)
+    return Pipeline(spec, settings, device), settings
 
 
 def time_calls(num_calls: int, function: Any) -> list[float]:

@@ -106,17 +106,9 @@ class PipelineGenerator:
 
     @staticmethod
     def _load(job: TargetJob) -> Any:
-        import torch
+        from noria_bench.targets.pipeline import load_pipeline
 
-        from noria.engine.diffusion.sizing.auto_settings import detect_machine, resolve_auto, resolve_device
-        from noria_bench.targets.pipeline import Pipeline
-
-        machine = detect_machine()
-        device = resolve_device(job.config.devices[0], machine)
-        settings = resolve_auto(job.config, job.spec, device, machine)
-        assert isinstance(settings.threads, int)
-        torch.set_num_threads(settings.threads)
-        return Pipeline(job.spec, settings, device)
+        return load_pipeline(job.spec, job.config)[0]
 
     def _generate(self, batch_key: BatchKey, bodies: list[T2IBody]) -> list[list[RawImage]]:
         import torch
@@ -131,12 +123,11 @@ class PipelineGenerator:
             "guidance_scale": batch_key.guidance_scale,
             "generator": [torch.Generator("cpu").manual_seed(seed) for _, seed in seeded_bodies],
         }
-        with torch.inference_mode():
-            if batch_key.strength is None:
-                pil_images = self._pipeline.pipe(**settings, width=batch_key.width, height=batch_key.height).images
-            else:
-                starts = [read_start_image(body.image or "") for body, _ in seeded_bodies]
-                pil_images = self._pipeline.from_images(**settings, image=starts, strength=batch_key.strength).images
+        starts = None
+        if batch_key.strength is not None:
+            starts = [read_start_image(body.image or "") for body, _ in seeded_bodies]
+        size = batch_key.width, batch_key.height
+        pil_images = self._pipeline.call(starts, batch_key.strength, size, **settings)
         generated = [
             RawImage(seed, pil_image.width, pil_image.height, memoryview(pil_image.tobytes()))
             for (_, seed), pil_image in zip(seeded_bodies, pil_images, strict=True)

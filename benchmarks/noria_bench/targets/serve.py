@@ -13,7 +13,7 @@ import tempfile
 import psutil
 
 from noria.config import Config
-from noria.errors import ConfigError, did_you_mean, short_repr
+from noria.errors import ConfigError
 from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
@@ -31,14 +31,10 @@ def main(config: Config, name: str, port: int = DEFAULT_PORT, settings: TargetSe
     """Serve the target on loopback `port` (0: a free one) until Ctrl-C; returns 0, or 1 if the server ended by itself.
 
     Raises:
-        ConfigError: the target is unknown, the port is in use, or the framework is not installed.
+        ConfigError: the port is in use, or the framework is not installed.
         ModelError: the model cannot be served.
 
     """
-    if name not in TARGETS:
-        raise ConfigError(
-            f"{short_repr(name)} is not a target; targets are {', '.join(TARGETS)}.{did_you_mean(name, TARGETS)}"
-        )
     target = TARGETS[name]
     _check_free(port)
     spec = open_model_of(DiffusionModelSpec, config.model, config.engine)

@@ -56,15 +56,15 @@ def find_triton() -> Triton:
     return Triton(packages, str(python))
 
 
-def model_code(module: str, *, isolated: bool) -> str:
-    """A `model.py` with the `TritonPythonModel` of `module`; its interpreter ignores PYTHONPATH.
+def model_code(module: str, name: str = "TritonPythonModel", *, isolated: bool) -> str:
+    """A `model.py` with the `TritonPythonModel` that `module` calls `name`; its interpreter ignores PYTHONPATH.
 
     The model finds what this process finds, in the same order; an isolated one finds its own interpreter's packages,
     and the benches.
     """
     paths = [str(pathlib.Path(noria_bench.__file__).parents[1])] if isolated else [path for path in sys.path if path]
     place = "len(sys.path):" if isolated else ":0"
-    return f"import sys\n\nsys.path[{place}] = {paths!r}\nfrom {module} import TritonPythonModel\n"
+    return f"import sys\n\nsys.path[{place}] = {paths!r}\nfrom {module} import {name} as TritonPythonModel\n"
 
 
 def job_parameter(job_json: bytes) -> str:

@@ -18,7 +18,6 @@ from noria_bench.benches.deadline_options import DeadlineOptions
 from noria_bench.measurement import batch_invariance
 from noria_bench.measurement.run_metrics import attainment
 from noria_bench.measurement.runs import read_runs
-from noria_bench.reports import writer
 
 OPTIONS = DeadlineOptions(loads=(50, 150), seconds=1.0, targets=("least-slack", "reference"))
 CONFIG = Config(log_level="error", engine=EngineConfig(devices=("cpu",)))
@@ -76,7 +75,7 @@ def started(fake_server, monkeypatch):
 
 
 def run_bench(options, folder):
-    return suite.main(CONFIG, folder, lambda *given: deadlines.deadline_runs(options, *given), writer.write_report)
+    return deadlines.main(CONFIG, options, folder)
 
 
 def test_every_load_is_sent_to_every_target_with_the_same_trace(started, tmp_path, capsys):

@@ -4,12 +4,12 @@ import pytest
 
 from noria.models.catalog import open_model
 from noria_bench.benches import run_plans
-from noria_bench.benches.scenarios import FULL_S, SCENARIOS, scaled_traffic
+from noria_bench.benches.scenarios import FULL_S, scaled_traffic
 
 
 @pytest.mark.parametrize(("seconds", "every_s"), [(FULL_S, 50.0), (90.0, 5.0), (45.0, 2.5)])
 def test_a_shorter_run_keeps_the_proportions(seconds, every_s):
-    found = scaled_traffic(SCENARIOS["scenario2"], seconds, seed=1)
+    found = scaled_traffic("scenario2", seconds, seed=1)
     assert (found.num_users, found.spawn_interval_s, found.seconds) == (8, every_s, seconds)
 
 

@@ -32,6 +32,11 @@ SCENARIO_2 = functools.partial(run_plans.scenario_runs, "scenario2")
 CONFIG = Config(engine=EngineConfig(devices=("cpu",)))
 
 
+class Solo:
+    def __init__(self, spec, config):
+        self.generate = lambda body: [image_server.pixels(body)]
+
+
 @pytest.fixture
 def run_suite(monkeypatch, tmp_path):
     """A function that measures servers with the given behaviour, by target; returns the status and the runs.
@@ -39,10 +44,6 @@ def run_suite(monkeypatch, tmp_path):
     Runs scenario 2 unless `plan` is given. In a run of 6 s the last user arrives after 2.3 s. On a busy machine a run
     may be too short: then all is repeated for longer, until `enough(found)`.
     """
-
-    class Solo:
-        def __init__(self, spec, config):
-            self.generate = lambda body: [image_server.pixels(body)]
 
     behaviours = {}
 
@@ -153,10 +154,6 @@ def test_a_quick_suite_starts_the_server_of_several_targets_once(monkeypatch, tm
             yield server
         ended.append(target.name)
 
-    class Solo:
-        def __init__(self, spec, config):
-            self.generate = lambda body: [image_server.pixels(body)]
-
     monkeypatch.setattr(suite, "running_target", running_target)
     monkeypatch.setattr(suite, "SoloGenerator", Solo)
     options = SuiteOptions(read_targets("noria,reference-response-sync,reference-batched,litserve"), 2.0, quick=True)
@@ -261,24 +258,6 @@ def test_a_folder_that_cannot_be_created_is_rejected_before_any_measurement(tmp_
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--out .*file/out cannot be written"):
         suite.main(CONFIG, tmp_path / "file" / "out", lambda *_: pytest.fail("measured"), writer.write_report)
-
-
-def test_mixed_arrivals_are_an_open_loop_with_the_same_trace_for_every_target(run_suite, tmp_path):
-    options = {"rows_per_s": 400.0, "arrivals": "both"}
-    status, _ = run_suite(
-        seconds=1.0, plan=run_plans.mixed_runs, options=options, noria="fine", reference_batched="another"
-    )
-    assert status == 0
-    found = {(run.target, run.variant): run for run in runs.read_runs(tmp_path / "out")}
-    assert set(found) == {(name, kind) for name in ("noria", "reference-batched") for kind in ("poisson", "bursty")}
-    for kind in ("poisson", "bursty"):
-        noria, reference = (
-            sorted((record.number, record.intended_s) for record in found[name, kind].records)
-            for name in ("noria", "reference-batched")
-        )
-        assert noria == reference
-        assert found["noria", kind].traffic.arrivals == kind
-    assert all(record.deadline_s is None for run in found.values() for record in run.records)
 
 
 # diffusers' own schedulers in the bench's process, with the newest NumPy

@@ -3,6 +3,7 @@
 import json
 
 from noria_bench.canary.bench import HARMFUL, HARMLESS, drift_rates, main
+from noria_bench.canary.options import CanaryOptions
 from noria_bench.canary.simulation import simulate
 
 
@@ -25,7 +26,7 @@ def test_drift_alarms_on_a_shift_only():
 
 
 def test_the_bench_writes_tables_figures_and_a_plot(tmp_path, capsys):
-    assert main(4, tmp_path, 1) == 0
+    assert main(CanaryOptions(4), tmp_path) == 0
     result = json.loads((tmp_path / "canary.json").read_text(encoding="utf-8"))
     assert [each["runs"] for each in result["scenarios"]] == [4] + [1] * 15
     assert result["command"] and result["settings"]["alpha"] == 0.05

@@ -14,8 +14,10 @@ import pytest
 
 from http_servers import HttpServer
 from noria.config import Config
+from noria.frontend.http.body import decode
+from noria.protocol.request import ImageRequestBody
 from noria.testing.server import NO_PROXY_OPENER, RunningServer, running_process
-from noria_bench.cost import background_viewers, bench, no_metrics_server, summary
+from noria_bench.cost import background_viewers, bench, summary
 from noria_bench.cost.options import CostOptions
 from noria_bench.cost.summary import CostRun, Pair
 from waiting import wait_until
@@ -72,11 +74,8 @@ def test_the_verdict_says_whether_the_interval_contains_the_goal(ratios, verdict
     assert summary.summarise(make_pairs(*([ratio] for ratio in ratios)))["verdict"] == verdict
 
 
-def test_too_few_restarts_are_noted():
+def test_too_few_restarts_are_noted_and_without_a_pair_there_is_no_summary():
     assert summary.summarise(make_pairs([1.0] * 8))["verdict"] == "met, with too few restarts of the servers"
-
-
-def test_without_a_pair_there_is_no_summary():
     assert summary.summarise([]) == {}
 
 
@@ -87,6 +86,7 @@ def fake_noria(delay_s, live=True):
 
     def answer(request):
         if request.command == "POST":
+            decode(request.body, ImageRequestBody)  # raises, so that the connection breaks
             time.sleep(delay_s)
             request.send(b"image")
         elif request.path == "/metrics":
@@ -219,14 +219,11 @@ def test_an_interrupted_bench_saves_and_prints_what_it_has(run_bench, capsys):
     assert "incomplete" in capsys.readouterr().out
 
 
-def test_synthetic_processes_have_full_metrics():
+def test_synthetic_processes_have_full_metrics_and_those_of_dead_processes():
     found = bench.measure_scrapes(2, 1, num_scrapes=2)
     assert found["description"] == "2 front ends and 1 engine"
     assert found["bytes"] > 100_000
     assert found["best_s"] <= found["median_s"] <= found["worst_s"]
-
-
-def test_a_server_reports_the_metrics_of_dead_processes():
     alone, after = (bench.measure_scrapes(1, 1, num_restarts=num, num_scrapes=1) for num in (0, 9))
     assert after["description"] == "1 front end and 1 engine, after 9 restarts"
     assert after["bytes"] > alone["bytes"]  # the same lines, with a digit more
@@ -236,11 +233,13 @@ def test_a_process_with_disabled_metrics_counts_nothing():
     script = (
         "from noria_bench.cost.no_metrics_server import disable_metrics; disable_metrics()\n"
         "from noria.observe.metrics import declarations as metrics\n"
-        "from noria.observe.metrics.exposition import exposition, observe\n"
+        "from noria.observe.metrics.exposition import exposition, keep_exemplar, series\n"
+        "from noria.observe.metrics.section import add_all\n"
         "metrics.ITERATIONS.labels('engine-0').inc(); metrics.REQUESTS.labels('m', 'ok').inc()\n"
-        "metrics.REQUESTS_IN_FLIGHT.set(8)\n"
+        "metrics.REQUESTS_IN_FLIGHT.set(8); metrics.REQUESTS_IN_FLIGHT.dec()\n"
         "metrics.ITERATION_SECONDS.labels('8x8').observe(1)\n"
-        "observe(metrics.REQUEST_SECONDS, 1.0, {}, 'm')\n"
+        "add_all((series(metrics.REQUEST_SECONDS, 'm'), 1.0), (metrics.REQUESTS_IN_FLIGHT, 1))\n"
+        "keep_exemplar({}, (metrics.REQUEST_SECONDS, 1.0, ('m',)))\n"
         "with metrics.REQUESTS_IN_FLIGHT.track_inprogress(): pass\n"
         "print(exposition()[0].decode())"
     )
@@ -273,14 +272,3 @@ def test_a_server_without_metrics_serves_and_counts_nothing(tmp_path):
     assert all(line.endswith(" 0.0") for line in counted if line.startswith("noria_")), counted
     assert not any(line.startswith("noria_images_total") for line in counted)
     assert (tmp_path / "log").read_text() == ""
-
-
-def test_a_null_metric_has_every_used_method():
-    from noria.observe.metrics.declarations import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
-
-    used = {"labels", "inc", "dec", "set", "observe", "track_inprogress"}
-    assert used <= set(dir(no_metrics_server.NullMetric()))
-    assert all(
-        hasattr(metric, name)
-        for metric, name in ((REQUESTS_IN_FLIGHT, "set"), (REQUESTS, "inc"), (REQUEST_SECONDS, "observe"))
-    )

@@ -46,11 +46,7 @@ def test_a_gpu_measures_everything_once_and_the_most_important_first():
     )
     steps = [measurement for measurement in measurements if isinstance(measurement, StepMeasurement)]
     for mode in ("eager", "channels last", "graphs"):
-        measured = {
-            (measurement.model, measurement.side_px, measurement.rows)
-            for measurement in steps
-            if measurement.mode == mode
-        }
+        measured = {(each.model, each.side_px, each.rows) for each in steps if each.mode == mode}
         expected = {(m, s, r) for m in ("sd15", "sdxl") for s in (512, 1024) for r in (1, 2, 4, 8, 16, 32)}
         transformers = {"eager": ("z-image", "flux"), "graphs": ("flux",), "channels last": ()}[mode]
         assert measured == expected | {(m, s, r) for m in transformers for s in (512, 1024) for r in (1, 2, 4, 8)}
@@ -80,24 +76,14 @@ def test_what_is_compiled_is_captured_before_the_next_is_compiled():
 
 @pytest.mark.parametrize("measurements", [gpu_measurements(quick=True), cpu_measurements(128, quick=True)])
 def test_the_quick_version_compiles_nothing(measurements):
-    assert not [
-        measurement
-        for measurement in measurements
-        if isinstance(measurement, StepMeasurement) and measurement.mode in COMPILED
-    ]
-    assert [measurement.traffic for measurement in measurements if isinstance(measurement, ServingMeasurement)] == [
-        "uniform",
-        "mixed",
-    ]
+    assert not [each for each in measurements if isinstance(each, StepMeasurement) and each.mode in COMPILED]
+    traffic = [each.traffic for each in measurements if isinstance(each, ServingMeasurement)]
+    assert traffic == ["uniform", "mixed"]
 
 
 def test_a_cpu_measures_small_sizes_and_no_sdxl():
-    sizes = {
-        (measurement.model, measurement.side_px)
-        for measurement in cpu_measurements(128, quick=False)
-        if isinstance(measurement, StepMeasurement)
-    }
-    assert sizes == {("sd15", 64), ("sd15", 128), ("bundled", 128)}
+    steps = [each for each in cpu_measurements(128, quick=False) if isinstance(each, StepMeasurement)]
+    assert {(each.model, each.side_px) for each in steps} == {("sd15", 64), ("sd15", 128), ("bundled", 128)}
 
 
 def test_a_step_is_predicted_from_the_nearest_that_was_measured():
@@ -168,20 +154,16 @@ def test_a_step_is_skipped_if_fewer_rows_exceeded_the_memory(tried, skipped):
         assert reason == f"{tried.rows} rows did not fit the memory"
 
 
-def test_a_mode_that_failed_is_not_tried_again_with_the_same_model():
-    compiled = replace(MEASUREMENT, mode="compiled")
-    failed = [FinishedMeasurement(replace(compiled, rows=2), "failed", 1.0)]
-    assert skip_reason(compiled, failed, 1.0, 100.0) == "compiled failed before"
+@pytest.mark.parametrize(
+    ("mode", "captured"), [("compiled", "compiled"), ("channels last", "graphs"), ("compiled", "compiled graphs")]
+)
+def test_a_mode_that_failed_is_neither_tried_again_with_the_same_model_nor_captured(mode, captured):
+    tried, next_one = replace(MEASUREMENT, mode=mode, rows=2), replace(MEASUREMENT, mode=captured)
+    failed, full = ([FinishedMeasurement(tried, status, 1.0)] for status in ("failed", "out of memory"))
+    assert skip_reason(next_one, failed, 1.0, 100.0) == f"{mode} failed before"
+    assert skip_reason(next_one, full, 1.0, 100.0) == "2 rows did not fit the memory"
     assert skip_reason(MEASUREMENT, failed, 1.0, 100.0) is None
-    assert skip_reason(replace(compiled, model="sdxl"), failed, 1.0, 100.0) is None
-
-
-@pytest.mark.parametrize(("mode", "captured"), [("channels last", "graphs"), ("compiled", "compiled graphs")])
-def test_a_failed_mode_is_not_captured_either(mode, captured):
-    failed = [FinishedMeasurement(replace(MEASUREMENT, mode=mode), "failed", 1.0)]
-    assert skip_reason(replace(MEASUREMENT, mode=captured), failed, 1.0, 100.0) == f"{mode} failed before"
-    full = [FinishedMeasurement(replace(MEASUREMENT, mode=mode), "out of memory", 1.0)]
-    assert skip_reason(replace(MEASUREMENT, mode=captured), full, 1.0, 100.0) == "16 rows did not fit the memory"
+    assert skip_reason(replace(next_one, model="sdxl"), failed, 1.0, 100.0) is None
 
 
 def test_a_step_is_timed_for_about_a_second():

@@ -155,7 +155,7 @@ def test_triton_by_torch_gets_texts_as_bytes_and_no_mask():
     assert not any('"attention_mask" ' in file for file in repository.values())
     for name in ("tokenizer", "ensemble"):
         assert 'name: "TEXT" data_type: TYPE_UINT8 dims: [-1]' in repository[f"{name}/config.pbtxt"]
-    assert "triton_torch_encoder import" in repository["encoder/1/model.py"]
+    assert "triton_torch import Encoder as" in repository["encoder/1/model.py"]
 
 
 @pytest.mark.parametrize("text", ["one", "Größe 東京", "word " * 2000])
@@ -303,6 +303,15 @@ def test_the_model_that_costs_nothing_is_written_once(tmp_path):
     assert weights.stat().st_mtime_ns == written
 
 
+def check_servers(result):
+    for run in result.runs[1:]:
+        assert run.check.num_compared == 256 and run.check.max_difference < 1e-5
+        for each in run.measurements:
+            assert each.num_ok and not each.num_failed and not each.num_wrong and each.cpu_s > 0, each
+            assert each.mean_batch >= 1.0 and 0.0 <= each.padding < 1.0
+            assert run.target != "noria" or {"engine-0", "frontend-0"} <= each.cpu_s_by_process.keys()
+
+
 # Exports MiniLM, and starts a loop and two servers: half a minute of CPU time.
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -313,12 +322,7 @@ def test_noria_and_fastapi_give_right_vectors_under_load(tmp_path):
     assert bench.main(Config(model="minilm"), options, tmp_path) == 0
     result = read_result(tmp_path / "encoders.json")
     assert result.complete and [run.target for run in result.runs] == ["raw", "noria", "fastapi"]
-    for run in result.runs[1:]:
-        assert run.check.num_compared == 256 and run.check.max_difference < 1e-5
-        for each in run.measurements:
-            assert each.num_ok and not each.num_failed and not each.num_wrong and each.cpu_s > 0, each
-            assert each.mean_batch >= 1.0 and 0.0 <= each.padding < 1.0
-            assert run.target != "noria" or {"engine-0", "frontend-0"} <= each.cpu_s_by_process.keys()
+    check_servers(result)
     assert "Undecided" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
@@ -339,11 +343,7 @@ def test_all_give_right_vectors_by_torch_on_a_cpu_as_on_a_gpu(tmp_path):
     result = read_result(tmp_path / "out" / "encoders.json")
     assert (result.backend, result.precision, result.device) == ("torch", "float32", "cpu")
     assert result.complete and [run.target for run in result.runs] == list(targets)
-    for run in result.runs[1:]:
-        assert run.check.num_compared == 256 and run.check.max_difference < 1e-5
-        for each in run.measurements:
-            assert each.num_ok and not each.num_failed and not each.num_wrong and each.cpu_s > 0, each
-            assert each.mean_batch >= 1.0 and 0.0 <= each.padding < 1.0
+    check_servers(result)
 
 
 # Installs the frameworks from the package registry, and starts their servers: minutes.

@@ -72,13 +72,17 @@ def arrivals(*prompts, every_s=0.0, deadline_s=TIMEOUT_S):
     )
 
 
+def run(server, arrivals_sent, grace_s=TIMEOUT_S, **options):
+    """The records of a trace, in the order of their ends."""
+    received, url = [], f"http://127.0.0.1:{server.server_port}/t2i"
+    asyncio.run(run_trace(TraceConfig(url, arrivals_sent, grace_s, **options), received.append))
+    return received
+
+
 def records(server, arrivals_sent, grace_s=TIMEOUT_S):
-    received = []
-    asyncio.run(
-        run_trace(TraceConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, grace_s), received.append)
-    )
-    assert sorted(record.number for record in received) == [arrival.number for arrival in arrivals_sent]
-    return sorted(received, key=lambda record: record.number)
+    received = sorted(run(server, arrivals_sent, grace_s), key=lambda record: record.number)
+    assert [record.number for record in received] == [arrival.number for arrival in arrivals_sent]
+    return received
 
 
 def test_each_way_to_fail_is_a_miss_and_none_stops_the_run(server):
@@ -102,12 +106,7 @@ def test_requests_are_sent_without_waiting_for_earlier_answers(server):
 
 
 def test_in_a_closed_loop_each_user_sends_the_next_request_when_the_previous_one_is_answered(server):
-    received = []
-    url = f"http://127.0.0.1:{server.server_port}/t2i"
-    config = TraceConfig(
-        url, arrivals("late", "late", "late", deadline_s=None), 60.0, num_users=2, users_s=1.5 * LATE_S
-    )
-    asyncio.run(run_trace(config, received.append))
+    received = run(server, arrivals(*["late"] * 3, deadline_s=None), num_users=2, users_s=1.5 * LATE_S)
     assert sorted(record.number for record in received) == list(range(len(received)))
     assert {record.status for record in received} == {200}
     assert len(received) >= 4  # more than the trace has: it repeats
@@ -146,22 +145,12 @@ def test_the_process_writes_each_record_as_its_request_ends(server):
 
 
 def test_without_deadlines_it_ends_when_all_is_answered_and_stores_samples(server, tmp_path):
-    arrivals_sent = arrivals("fine", "late", "two", "500", deadline_s=None)
-    received = []
     started = time.monotonic()
-    asyncio.run(
-        run_trace(
-            TraceConfig(f"http://127.0.0.1:{server.server_port}/t2i", arrivals_sent, 600.0, str(tmp_path)),
-            received.append,
-        )
-    )
+    arrivals_sent = arrivals("fine", "late", "two", "500", deadline_s=None)
+    received = run(server, arrivals_sent, 600.0, sample_folder=str(tmp_path))
     assert time.monotonic() - started < 60
     assert sorted((record.number, record.status) for record in received) == [(0, 200), (1, 200), (2, 200), (3, 500)]
-    assert {number: file.name for number, file in sampled_replies(tmp_path).items()} == {
-        0: "0.image",
-        1: "1.image",
-        2: "2.json",
-    }
+    assert [file.name for file in sampled_replies(tmp_path).values()] == ["0.image", "1.image", "2.json"]
     assert all("deadline_ms" not in body for body in server.bodies)
 
 

@@ -12,7 +12,6 @@ from noria.sampling.compile import compile_sampler
 from noria_bench.load.workload import (
     DEADLINE_CLASSES,
     MIXES,
-    caption,
     generate_trace,
     mixed,
     mixed_loras,
@@ -130,7 +129,3 @@ def test_calls_are_those_of_the_compiled_samplers():
     assert len(templates) == 4
     for name, template in templates.items():
         assert template.num_calls == compile_sampler(name, config, template.inference_steps).num_calls
-
-
-def test_2000_captions_do_not_repeat():
-    assert len({caption(k) for k in range(2000)}) == 2000

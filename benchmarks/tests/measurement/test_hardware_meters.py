@@ -35,10 +35,11 @@ def fake_nvml():
     )
 
 
-def test_a_gpu_is_read():
+def test_a_gpu_is_read_and_several_together_without_an_energy_that_one_does_not_report():
     assert find_gpus(("cuda:0",), {}, fake_nvml()).read() == GpuReading(0.8, 0, 5.0)
     assert find_gpus(("auto",), {}, fake_nvml()).read() == GpuReading(0.8, 0, 5.0)
-    assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).names == ["GPU 0", "GPU 1"]
+    both = find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml())
+    assert (both.names, both.read()) == (["GPU 0", "GPU 1"], GpuReading(pytest.approx(0.85), 0, None))
 
 
 def test_memory_in_use_before_the_server_started_is_not_counted():
@@ -48,10 +49,6 @@ def test_memory_in_use_before_the_server_started_is_not_counted():
     assert gpus.read().used_bytes == 100
     nvml.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(used=500)  # somebody else has left
     assert gpus.read().used_bytes == 0
-
-
-def test_several_gpus_are_read_together_and_unreported_energy_is_none():
-    assert find_gpus(("cuda:0", "cuda:1"), {}, fake_nvml()).read() == GpuReading(pytest.approx(0.85), 0, None)
 
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-b,GPU-a"])

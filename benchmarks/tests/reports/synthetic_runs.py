@@ -1,14 +1,9 @@
-"""Runs with given records.
+"""Runs with given records; `full_suite()` simulates those of a whole suite."""
 
-`full_suite()` simulates those of a whole suite, and `python synthetic_runs.py FOLDER` writes them.
-"""
-
-import pathlib
 import random
-import sys
 
 from noria_bench.measurement.run_metrics import RequestRecord
-from noria_bench.measurement.runs import BenchRun, ImageCheck, ResourceUsage, Traffic, write_run
+from noria_bench.measurement.runs import BenchRun, ImageCheck, ResourceUsage, Traffic
 
 PROVENANCE = {
     "date": "2026-11-21T12:00:00+00:00",
@@ -146,8 +141,3 @@ def _sweep_run(bench, variant, rng, seconds, target):
     return run(target, _simulate(target, arrivals, rng, seconds), bench, variant=variant,
                usage=_simulate_usage(rng, seconds),
                traffic=Traffic("closed", seconds, "uniform", num_users=8, spawn_interval_s=3.0))  # fmt: skip
-
-
-if __name__ == "__main__":
-    for each in full_suite():
-        write_run(each, pathlib.Path(sys.argv[1]))

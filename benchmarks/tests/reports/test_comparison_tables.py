@@ -176,29 +176,26 @@ def test_two_numbers_of_a_variant_are_a_point_of_a_grid(variant, numbers):
     assert variant_numbers(variant) == numbers
 
 
+def goals_of_steady(**figures):
+    """The goals of targets with so many requests, each of so many seconds."""
+    traffic = {"bench": "mixed", "variant": "poisson", "traffic": OPEN}
+    return goals_of(group(*(steady(name.replace("_", "-"), *each, **traffic) for name, each in figures.items())))
+
+
 def test_goals_that_are_met():
-    goals = goals_of(group(
-        *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
-          for name, count, latency_s in (("noria", 40, 0.4), ("reference-batched", 20, 2.0), ("ray", 30, 1.0),
-                                         ("litserve", 10, 0.7), ("bentoml", 10, 0.9), ("triton-50ms", 9, 0.9)))
-    ))  # fmt: skip
+    goals = goals_of_steady(noria=(40, 0.4), reference_batched=(20, 2.0), ray=(30, 1.0), litserve=(10, 0.7),
+                            bentoml=(10, 0.9), triton_50ms=(9, 0.9))  # fmt: skip
     assert [goal.met for goal in goals] == [True] * 4
-    assert "best framework ray 3.00" in goals[0].text
-    assert "best framework litserve 700 ms" in goals[1].text
-    assert "2.00 × (4.00 to 2.00)" in goals[2].text
-    assert "0.20 (400 ms to 2000 ms)" in goals[3].text
+    words = ("best framework ray 3.00", "best framework litserve 700 ms", "2.00 × (4.00 to 2.00)",
+             "0.20 (400 ms to 2000 ms)")  # fmt: skip
+    assert all(word in goal.text for word, goal in zip(words, goals, strict=True))
 
 
 def test_goals_that_are_missed_say_by_how_much():
-    goals = goals_of(group(
-        *(steady(name, count, latency_s, bench="mixed", variant="poisson", traffic=OPEN)
-          for name, count, latency_s in (("noria", 30, 1.0), ("reference-batched", 20, 2.0), ("ray", 40, 0.8)))
-    ))  # fmt: skip
+    goals = goals_of_steady(noria=(30, 1.0), reference_batched=(20, 2.0), ray=(40, 0.8))
     assert [goal.verdict for goal in goals] == ["Missed"] * 4
-    assert "25.0 % behind" in goals[0].text
-    assert "25.0 % longer" in goals[1].text
-    assert "25.0 % short" in goals[2].text
-    assert "2.00 times the goal" in goals[3].text
+    words = ("25.0 % behind", "25.0 % longer", "25.0 % short", "2.00 times the goal")
+    assert all(word in goal.text for word, goal in zip(words, goals, strict=True))
 
 
 def test_an_infinite_p99_misses_against_a_finite_one_and_is_undecided_against_another():

@@ -159,12 +159,9 @@ def test_the_command_reports_a_folder_of_folders(tmp_path, capsys):
     assert main(tmp_path) == 0  # its own output does not interfere
 
 
-def test_a_missing_folder_is_named(tmp_path):
+def test_a_folder_that_is_missing_or_without_runs_is_named(tmp_path):
     with pytest.raises(RunsError, match="nowhere is not a folder"):
         main(tmp_path / "nowhere")
-
-
-def test_a_folder_without_runs_is_named(tmp_path):
     with pytest.raises(RunsError, match="holds no runs"):
         read_runs(tmp_path)
 

@@ -112,12 +112,3 @@ def test_the_error_has_pip_s_last_lines_and_an_incomplete_environment_is_not_use
         environments.install("bentoml", lambda line: None)
     with pytest.raises(ConfigError, match="not installed"):
         environments.python_of("bentoml")
-
-
-def test_the_error_for_an_unknown_framework_lists_all():
-    with pytest.raises(ConfigError, match="'torchserve'; frameworks are litserve, bentoml, ray, triton"):
-        environments.install("torchserve", print)
-
-
-def test_the_constraints_are_the_versions_of_this_process():
-    assert f"torch=={importlib.metadata.version('torch')}" in environments.constraints()

@@ -68,7 +68,7 @@ def test_one_thread_generates_for_all_callers_so_that_openmp_has_one_team(tiny_f
         assert new == {caller.submit(threading.get_native_id).result()}
 
 
-def test_omitted_settings_are_the_model_s_defaults_and_share_a_group():
+def test_omitted_settings_are_the_model_s_defaults_and_prompts_seeds_and_numbers_share_a_group():
     explicit = T2IBody(
         prompt="explicit",
         width=SPEC.default_width_px,
@@ -77,22 +77,15 @@ def test_omitted_settings_are_the_model_s_defaults_and_share_a_group():
         guidance_scale=SPEC.default_guidance,
         scheduler=SPEC.default_scheduler,
     )
-    assert batch_key_of(explicit, SPEC) == batch_key_of(T2IBody(prompt="omitted"), SPEC)
+    omitted = T2IBody(prompt="omitted", seed=2, negative_prompt="no", n=2)
+    assert batch_key_of(explicit, SPEC) == batch_key_of(omitted, SPEC)
 
 
 @pytest.mark.parametrize(
     "field",
-    [
-        {"width": 64},
-        {"height": 64},
-        {"inference_steps": 3},
-        {"guidance_scale": 0.0},
-        {"scheduler": "ddim"},
-        {"loras": [{"name": "night"}]},
-        {"image": "x"},
-        {"image": "x", "strength": 0.3},
-    ],
-)
+    [{"width": 64}, {"height": 64}, {"inference_steps": 3}, {"guidance_scale": 0.0}, {"scheduler": "ddim"},
+     {"loras": [{"name": "night"}]}, {"image": "x"}, {"image": "x", "strength": 0.3}],
+)  # fmt: skip
 def test_each_setting_of_a_pipeline_call_separates_groups(field):
     assert batch_key_of(T2IBody(prompt="", **field), SPEC) != batch_key_of(T2IBody(prompt=""), SPEC)
 

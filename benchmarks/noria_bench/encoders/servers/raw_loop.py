@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -82,12 +83,9 @@ def run_loop(job: RawJob) -> RawResult:
 
     def run_threads(seconds: float, max_batches: int | None = None) -> float:
         started_s = time.perf_counter()
-        arguments = (started_s + seconds, max_batches)
-        threads = [threading.Thread(target=compute, args=(call, *arguments)) for call in calls]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(calls)) as executor:
+            for each in [executor.submit(compute, call, started_s + seconds, max_batches) for call in calls]:
+                each.result()
         return time.perf_counter() - started_s
 
     run_threads(job.seconds, _WARM_UP_BATCHES)

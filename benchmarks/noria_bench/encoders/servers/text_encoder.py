@@ -5,6 +5,7 @@ and the former in an environment of its own: they need only numpy, tokenizers an
 """
 
 import itertools
+import json
 import mmap
 import os
 import pathlib
@@ -71,6 +72,12 @@ def open_tokenizer(job: dict[str, Any]) -> Any:
     tokenizer.no_padding()
     tokenizer.enable_truncation(job["max_tokens"])
     return tokenizer
+
+
+def read_triton_job(args: dict[str, str]) -> dict[str, Any]:
+    """The job of a model that Triton initializes with `args`: what `targets.triton.job_parameter` has written."""
+    job: dict[str, Any] = json.loads(json.loads(args["model_config"])["parameters"]["job"]["string_value"])
+    return job
 
 
 class BatchCounters:

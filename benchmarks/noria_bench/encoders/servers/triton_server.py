@@ -26,7 +26,7 @@ _TORCH_TENSORS = {"input_ids": "ids"}
 def model_repository(job: EncoderJob) -> dict[str, str]:
     """The files of the model repository, by path."""
     settings, by_torch = job.settings, job.files.checkpoint is not None
-    tensors, form = (_TORCH_TENSORS, "triton_torch") if by_torch else (_ONNX_TENSORS, "triton")
+    tensors, form = (_TORCH_TENSORS, "triton_torch") if by_torch else (_ONNX_TENSORS, "triton_onnx")
     parameters = msgspec.to_builtins(job.files) | {"session_threads": max(1, job.threads // settings.instances)}
     ragged = " allow_ragged_batch: true" if settings.ragged else ""
     batching = (
@@ -59,7 +59,9 @@ ensemble_scheduling {{ step [
     files = {f"{name}/config.pbtxt": f'name: "{name}"\n{config}' for name, config in configs.items()}
     files["ensemble/1/none"] = ""  # a version needs a folder
     return files | {
-        f"{name}/1/model.py": model_code(f"noria_bench.encoders.servers.{form}_{name}", isolated=not by_torch)
+        f"{name}/1/model.py": model_code(
+            f"noria_bench.encoders.servers.{form}", name.capitalize(), isolated=not by_torch
+        )
         for name in ("tokenizer", "encoder")
     }
 

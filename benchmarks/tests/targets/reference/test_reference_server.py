@@ -153,15 +153,6 @@ def test_only_the_asynchronous_endpoints_block_the_event_loop(path):
         assert generation.result().status_code == 200
 
 
-@pytest.mark.parametrize(
-    "field", [{"width": 96}, {"height": 96}, {"inference_steps": 9}, {"guidance_scale": 1.0}, {"scheduler": "ddim"}]
-)
-def test_requests_are_grouped_by_what_one_call_of_the_pipeline_shares(field):
-    plain = make_body("p", seed=1)
-    assert batch_key_of(plain, SPEC) == batch_key_of(make_body("another", seed=2, negative_prompt="no", n=2), SPEC)
-    assert batch_key_of(plain, SPEC) != batch_key_of(make_body("p", seed=1, **field), SPEC)
-
-
 def test_it_reads_the_json_of_t2i_and_answers_in_the_same_form():
     async def main():
         app = build_app(NoiseGenerator(), SPEC, TargetSettings(timeout_s=0.01))
