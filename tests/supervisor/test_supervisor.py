@@ -28,8 +28,8 @@ from noria.cli.top.stream import stream_events
 from noria.config import FrontendConfig
 from noria.errors import ConfigError, UnavailableNow
 from noria.protocol.process_signals import SAME_ORDER_S
+from noria.supervisor.announcements import ready_banner
 from noria.supervisor.listener import listen
-from noria.supervisor.ready_banner import ready_banner
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL
 from noria.testing.server import NO_PROXY_OPENER, reserve_port
