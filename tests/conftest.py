@@ -68,8 +68,7 @@ def pytest_configure(config):
 
 def pytest_collection_finish():
     """Take what is imported by now out of garbage collections, and make them rarer: each takes 0.2 s with torch."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with the little garbage of imports, which takes a second to find
     gc.set_threshold(50_000)
     gc.enable()
 
