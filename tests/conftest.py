@@ -38,6 +38,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # first, so that no worker ends with one of them.
 LONGEST = (
     "test_end_to_end.py",
+    "test_adapters_end_to_end.py",
     "engine/diffusion/test_executor.py",
     "supervisor/test_supervisor.py",
     "frontend/jobs/test_routes.py",

@@ -7,7 +7,6 @@ import pathlib
 from typing import Any, TypeVar
 
 from noria.cli.parser import Parser, add_settings
-from noria.settings import list_settings
 
 OptionsT = TypeVar("OptionsT")
 
@@ -15,7 +14,7 @@ OptionsT = TypeVar("OptionsT")
 def add_diffusion_model(parser: Parser) -> None:
     """Add the argument MODEL and a flag for each other setting."""
     parser.add_argument("model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)")
-    add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
+    add_settings(parser)
 
 
 def add_output(parser: Parser) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from noria.cli.parser import Parser, add_command, add_settings, config_from
-from noria.settings import list_settings
 from noria_bench.command_arguments import (
     add_options,
     add_results_folder,
@@ -36,7 +35,7 @@ def add_to(benches: Any) -> Parser:
         help="a folder in transformers format, a hub id, minilm (the default), or free: a model that costs nothing, "
         "so that only the way of a request is measured",
     )
-    add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
+    add_settings(parser)
     add_results_folder(parser, "encoders")
     targets = f"of {', '.join(TARGETS)} (all but noria-8, triton-n, triton-n-batching and infinity)"
     corpora = "fixed: one sentence; mixed: 4 to 256 tokens; all (the default)"
