@@ -38,6 +38,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # first, so that no worker ends with one of them.
 LONGEST = (
     "test_end_to_end.py",
+    "test_adapters_end_to_end.py",
     "engine/diffusion/test_executor.py",
     "supervisor/test_supervisor.py",
     "frontend/jobs/test_routes.py",
@@ -68,8 +69,7 @@ def pytest_configure(config):
 
 def pytest_collection_finish():
     """Take what is imported by now out of garbage collections, and make them rarer: each takes 0.2 s with torch."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with the little garbage of imports, which takes a second to find
     gc.set_threshold(50_000)
     gc.enable()
 

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import pathlib
-import shutil
 import tempfile
 import threading
 import time
@@ -45,6 +44,7 @@ from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
 from noria.supervisor.listener import open_listeners, server_url
 from noria.testing.fake_engine import FakeEngine
+from tiny_models import copy_with_other_weights
 from waiting import wait_until
 
 ENDPOINT = "tiny"
@@ -121,13 +121,10 @@ class Served:
 def served(tmp_path: pathlib.Path, tiny_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(version_choice, "WINDOW_S", 0.1)
     monkeypatch.setattr(registrar_link, "INTERVAL_S", 0.05)
-    second = tmp_path / "second"
-    shutil.copytree(tiny_folder, second)
+    second = copy_with_other_weights(tiny_folder, tmp_path / "second")
     settings_file = second / "noria.json"  # other defaults do not keep requests from being compared
     settings = json.loads(settings_file.read_text()) if settings_file.exists() else {}
     settings_file.write_text(json.dumps(settings | {"default_steps": 3}))
-    weights = second / "unet" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     with tempfile.TemporaryDirectory(prefix="noria-") as sockets:  # pytest's own are too long for the path of a socket
         made = Served(tmp_path, sockets, tiny_folder, second)
         with made.serve():

@@ -70,7 +70,8 @@ def test_nothing():
 
 def test_a_thread_a_child_and_a_socket_that_are_left_behind_fail_their_test(tmp_path, request):
     (tmp_path / "test_leaking.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:warnings", "-rEp", str(tmp_path)]
+    without = [f"-pno:{plugin}" for plugin in ("cacheprovider", "warnings", "schemathesis", "hypothesispytest")]
+    command = [sys.executable, "-m", "pytest", *without, "-rEp", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(request.path.parent), "COLUMNS": "200"}
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
     errors = [line.rpartition("::test_")[2] for line in ran.splitlines() if line.startswith("ERROR ")]

@@ -716,3 +716,13 @@ def _save(
         index |= {unused: [None, None], "feature_extractor": [None, None]}
     (folder / "model_index.json").write_text(json.dumps(index))
     return folder
+
+
+def copy_with_other_weights(folder: pathlib.Path, copy: pathlib.Path) -> pathlib.Path:
+    """Write another version of a model whose UNet differs in a bit. Returns the folder `copy`."""
+    shutil.copytree(folder, copy)
+    weights = copy / "unet" / "diffusion_pytorch_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    return copy

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from noria.cli.parser import Parser, add_command, add_plain_command, add_settings, config_from
-from noria.settings import list_settings
 
 OptionsT = TypeVar("OptionsT")
 
@@ -17,7 +16,7 @@ OptionsT = TypeVar("OptionsT")
 def add_diffusion_model(parser: Parser) -> None:
     """Add the argument MODEL and a flag for each other setting."""
     parser.add_argument("model", nargs="?", help="a folder in diffusers format, a hub id, or bundled (the default)")
-    add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
+    add_settings(parser)
 
 
 def add_output(parser: Parser) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import subprocess
 import sys
 
@@ -64,6 +65,15 @@ def run_snippet(name, code, folder, environment):
     assert done.returncode == 0, done.stderr + code
     (file,) = set(folder.iterdir()) - before
     return file
+
+
+def check_copied_code(page, folder):
+    """Check that the code of each kind makes the first image on the page from the files in `folder`."""
+    shown = pixels(file_of(page))
+    for name in ("curl", "openai", "Python"):
+        result = run_snippet(name, copied(page, name), folder, os.environ)
+        assert np.abs(pixels(result.read_bytes()) - shown).max() <= 1, name
+        result.unlink()
 
 
 def transfer(page, name, content, media_type="image/png"):

@@ -2,13 +2,12 @@
 
 import base64
 import json
-import os
 
 import numpy as np
 import pytest
 from expect_on_page import expect
 from PIL import Image
-from playground_page import TIMEOUT_MS, card, copied, file_of, generate, pixels, run_snippet
+from playground_page import TIMEOUT_MS, card, check_copied_code, generate
 from test_start_images import file_bytes, upload
 
 import tiny_models
@@ -74,13 +73,9 @@ def test_dropped_images_are_shown_to_the_model_and_the_code_makes_the_same_image
     assert {"72 × 64", "reference photo.png", "reference a $hat.png"} <= set(
         page.locator(".facts li").all_inner_texts()
     )
-    shown = pixels(file_of(page))
     for name in list(FILES)[:2]:
         (tmp_path / name).write_bytes(FILES[name])
-    for name in ("curl", "openai", "Python"):
-        result = run_snippet(name, copied(page, name), tmp_path, os.environ)
-        assert np.abs(pixels(result.read_bytes()) - shown).max() <= 1, name
-        result.unlink()
+    check_copied_code(page, tmp_path)
     for name in list(FILES)[:2]:
         page.get_by_role("button", name=f"Remove {name}").click()
     page.get_by_role("button", name="Reuse settings").click()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import pathlib
-import shutil
 import time
 
 import msgspec
@@ -30,6 +29,7 @@ from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry
 from noria.testing.fake_engine import FakeEngine
 from sample_statistics import write_sample_statistics
+from tiny_models import copy_with_other_weights
 from waiting import wait_until_async
 
 # The name of each model's engine deployment, with that of its model.
@@ -107,11 +107,7 @@ def change() -> Change:
 @pytest.fixture(scope="module")
 def versions(tiny_folder, tmp_path_factory) -> list[pathlib.Path]:
     """Two versions of a small model."""
-    second = tmp_path_factory.mktemp("versions") / "second"
-    shutil.copytree(tiny_folder, second)
-    weights = second / "unet" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    return [tiny_folder, second]
+    return [tiny_folder, copy_with_other_weights(tiny_folder, tmp_path_factory.mktemp("versions") / "second")]
 
 
 @pytest.fixture

@@ -5,11 +5,17 @@ import pytest
 from noria.observe.cgroup import cpu_limit, free_memory, memory_events, memory_limit, num_oom_kills
 
 
-def test_the_groups_own_file_is_read(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/kubepods/pod1\n")
-    group = tmp_path / "sys/fs/cgroup/kubepods/pod1"
+def make_group(root, lines, folder):
+    """Return the folder of a new group; `lines` are the process's groups."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(lines)
+    group = root / "sys/fs/cgroup" / folder
     group.mkdir(parents=True)
+    return group
+
+
+def test_the_groups_own_file_is_read(tmp_path):
+    group = make_group(tmp_path, "0::/kubepods/pod1\n", "kubepods/pod1")
     (group / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
     events = memory_events(tmp_path)
     assert events == group / "memory.events"
@@ -20,17 +26,13 @@ def test_the_groups_own_file_is_read(tmp_path):
 
 def test_without_cgroup_v2_nothing_is_reported(tmp_path):
     assert memory_events(tmp_path) is None
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("4:memory:/process\n0::/\n")
+    make_group(tmp_path, "4:memory:/process\n0::/\n", "")
     assert memory_events(tmp_path) is None
     assert num_oom_kills(None) == 0
 
 
 def test_the_tightest_limit_of_the_group_and_those_above_it_applies(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/kubepods/pod1\n")
-    group = tmp_path / "sys/fs/cgroup/kubepods/pod1"
-    group.mkdir(parents=True)
+    group = make_group(tmp_path, "0::/kubepods/pod1\n", "kubepods/pod1")
     assert (memory_limit(tmp_path), cpu_limit(tmp_path)) == (None, None)
     (group / "memory.max").write_text("max\n")
     (group / "cpu.max").write_text("300000 100000\n")
@@ -57,29 +59,21 @@ def test_without_cgroup_v2_there_are_no_limits(tmp_path):
 )
 @pytest.mark.parametrize("group", ["/", "/docker/a-path-of-the-host"])
 def test_a_containers_cpu_limit_is_read_under_either_version(tmp_path, files, cpus, group):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(f"4:cpu,cpuacct:{group}\n0::{group}\n")
-    (tmp_path / "sys/fs/cgroup/cpu").mkdir(parents=True)
+    make_group(tmp_path, f"4:cpu,cpuacct:{group}\n0::{group}\n", "cpu")
     for name, text in files.items():
         (tmp_path / "sys/fs/cgroup" / name).write_text(text)
     assert cpu_limit(tmp_path) == cpus
 
 
 def test_a_v1_quota_of_the_processs_own_group_is_read(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("4:cpu,cpuacct:/service\n1:name=systemd:/service\n")
-    group = tmp_path / "sys/fs/cgroup/cpu/service"
-    group.mkdir(parents=True)
+    group = make_group(tmp_path, "4:cpu,cpuacct:/service\n1:name=systemd:/service\n", "cpu/service")
     (group / "cpu.cfs_quota_us").write_text("250000\n")
     (group / "cpu.cfs_period_us").write_text("100000\n")
     assert cpu_limit(tmp_path) == 2.5
 
 
 def test_the_least_free_memory_of_the_group_and_those_above_it_applies(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/kubepods/pod1\n")
-    group = tmp_path / "sys/fs/cgroup/kubepods/pod1"
-    group.mkdir(parents=True)
+    group = make_group(tmp_path, "0::/kubepods/pod1\n", "kubepods/pod1")
     assert free_memory(tmp_path) is None
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("1000\n")

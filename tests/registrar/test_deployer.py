@@ -36,6 +36,7 @@ from noria.registry.model_folder import read_model
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
 from noria.testing.fake_engine import FakeEngine
+from tiny_models import copy_with_other_weights
 from waiting import wait_until_async
 
 ENDPOINT = "tiny"
@@ -142,13 +143,7 @@ class Server:
 @pytest.fixture(scope="module")
 def folders(tiny_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
     """Two versions of a small model."""
-    second = tmp_path_factory.mktemp("versions") / "second"
-    shutil.copytree(tiny_folder, second)
-    weights = second / "unet" / "diffusion_pytorch_model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    return [tiny_folder, second]
+    return [tiny_folder, copy_with_other_weights(tiny_folder, tmp_path_factory.mktemp("versions") / "second")]
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,34 @@ import pytest
 from noria.config import FrontendConfig
 from noria.errors import ConfigError
 from noria.supervisor import listener as listener_module
-from noria.supervisor.listener import open_listeners, raise_file_limit, server_url, wait_until_answering, warn_if_open
+from noria.supervisor.listener import (
+    listen,
+    open_listeners,
+    raise_file_limit,
+    server_url,
+    wait_until_answering,
+    warn_if_open,
+)
 from waiting import TIMEOUT_S
+
+
+def assert_rejected(message, **settings):
+    """`message` is a pattern."""
+    with pytest.raises(ConfigError, match=message), open_listeners(FrontendConfig(**settings)):
+        pass
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a" * 64])
+def test_an_address_of_another_machine_is_rejected(host):
+    with pytest.raises(ConfigError, match=f"{host[:60]}.*(--host|no address)"):
+        listen(host, 0)
+
+
+def test_an_ipv6_address_can_be_listened_on():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has IPv6 switched off: there is no address to listen on")
+    with listen("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -47,11 +73,7 @@ def test_metrics_may_have_an_address_of_their_own():
 
 @pytest.mark.parametrize("address", ["9464", ":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:x"])
 def test_an_address_of_metrics_has_a_host_and_a_port(address):
-    with (
-        pytest.raises(ConfigError, match=r"metrics_address is .*allowed is ADDRESS:PORT"),
-        open_listeners(FrontendConfig(port=0, metrics_address=address)),
-    ):
-        pass
+    assert_rejected(r"metrics_address is .*allowed is ADDRESS:PORT", port=0, metrics_address=address)
 
 
 def test_the_soft_limit_of_open_files_becomes_the_hard_one():
@@ -85,11 +107,7 @@ def test_the_socket_of_a_killed_server_is_replaced_and_that_of_a_running_one_is_
         killed.bind(str(path))  # as it is left: nobody listens
     with open_listeners(FrontendConfig(uds=str(path))):
         before = path.stat().st_ino
-        with (
-            pytest.raises(ConfigError, match=r"frontend\.uds.*another server listens there"),
-            open_listeners(FrontendConfig(uds=str(path))),
-        ):
-            pass
+        assert_rejected(r"frontend\.uds.*another server listens there", uds=str(path))
         assert path.stat().st_ino == before
 
 
@@ -98,8 +116,7 @@ def test_a_running_server_whose_backlog_is_full_keeps_its_socket(path):
         running.bind(str(path))
         running.listen(0)
         client.connect(str(path))  # nobody accepts it
-        with pytest.raises(ConfigError, match="another server"), open_listeners(FrontendConfig(uds=str(path))):
-            pass
+        assert_rejected("another server", uds=str(path))
         assert path.exists()
 
 
@@ -117,11 +134,7 @@ def test_a_folder_that_stays_locked_is_an_error_with_what_to_do(path, monkeypatc
     monkeypatch.setattr(listener_module, "_LOCK_TIMEOUT_S", 0.2)
     folder = os.open(path.parent, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
-    with (
-        pytest.raises(ConfigError, match="is locked by another process"),
-        open_listeners(FrontendConfig(uds=str(path))),
-    ):
-        pass
+    assert_rejected("is locked by another process", uds=str(path))
     os.close(folder)
     with open_listeners(FrontendConfig(uds=str(path))):
         pass
@@ -137,8 +150,7 @@ def test_a_folder_that_is_locked_for_a_moment_is_waited_for(path):
 
 def test_a_file_of_another_kind_is_not_replaced(path):
     path.write_text("mine")
-    with pytest.raises(ConfigError, match="a file of another kind"), open_listeners(FrontendConfig(uds=str(path))):
-        pass
+    assert_rejected("a file of another kind", uds=str(path))
     assert path.read_text() == "mine"
 
 
@@ -154,8 +166,7 @@ def test_a_file_of_another_kind_is_not_replaced(path):
     ],
 )
 def test_a_path_that_is_no_place_for_a_socket_is_an_error_with_what_to_do(uds, words):
-    with pytest.raises(ConfigError, match=words), open_listeners(FrontendConfig(uds=uds)):
-        pass
+    assert_rejected(words, uds=uds)
 
 
 def test_the_longest_path_and_characters_that_urls_escape_are_served(path):

@@ -14,10 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from certificates import make_certificate
@@ -26,181 +24,16 @@ from noria.cli.server_address import local_url
 from noria.cli.top.events import EnginesEvent
 from noria.cli.top.stream import stream_events
 from noria.config import FrontendConfig
-from noria.errors import ConfigError, UnavailableNow
+from noria.errors import UnavailableNow
 from noria.protocol.process_signals import SAME_ORDER_S
-from noria.supervisor.listener import listen
-from noria.supervisor.ready_banner import ready_banner
+from noria.supervisor.announcements import ready_banner
 from noria.testing.fake_encoder import FAKE_ENCODER
 from noria.testing.fake_engine import FAKE_MODEL
 from noria.testing.server import NO_PROXY_OPENER, reserve_port
+from supervisor.faked_server import DRIVER, FakedServer, pid
 from waiting import TIMEOUT_S, wait_until
 
-FAKE_ENGINE = """
-import os, pathlib, queue, signal, sys, time
-import msgspec
-from noria.protocol.transport import EngineChannel
-from noria.protocol.messages import EngineState, Hello, Ping, Pong
-
-task = msgspec.json.decode(sys.argv[1])
-assert (task["parent_pid"], task["log_level"]) == (os.getppid(), "info")
-events = pathlib.Path(os.environ["EVENTS"])
-def record(event):
-    with events.open("a") as opened:
-        opened.write(f"{task['name']} {event} {os.getpid()}\\n")
-previous_exit = task.get("previous_exit", "none")
-record("started")
-print(os.environ.get("FAKES_SAY", ""))
-record("after " + previous_exit)
-if os.environ.get("ENGINE_EXITS"):
-    sys.exit(int(os.environ["ENGINE_EXITS"]))
-has_metrics_folder = pathlib.Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
-record("environment " + os.environ["GOMP_SPINCOUNT"] + " " + str(has_metrics_folder))
-channel, inbox = EngineChannel(task["address"]), queue.SimpleQueue()
-channel.start(lambda *received: inbox.put(received))
-def stop(*_):
-    record("stopped")
-    channel.close()
-    os._exit(0)
-signal.signal(signal.SIGRTMIN, stop)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGHUP])
-while True:
-    client, message, _data = inbox.get()
-    hangs = os.environ.get("ENGINE_HANGS", "") if previous_exit == "none" else ""
-    match message:
-        case Ping():
-            if hangs == "silent":
-                time.sleep(0.5)  # its thread sends meanwhile that it is ready
-                os.kill(os.getpid(), signal.SIGSTOP)
-            channel.send(client, Pong(str(os.getpid()), 77.0 if hangs == "stuck" else 0.0, 50.0))
-        case Hello():
-            channel.send(client, EngineState(str(os.getpid()), "loading", (), task["device"]))
-            if hangs != "loading":
-                channel.send(client, EngineState(str(os.getpid()), "ready", (), task["device"]))
-                record("ready")
-"""
-
-FAKE_FRONTEND = """
-import json, os, pathlib, signal, socket, sys, time
-
-task = json.loads(sys.argv[1])
-assert task["parent_pid"] == os.getppid()
-events = pathlib.Path(os.environ["EVENTS"])
-def record(event):
-    with events.open("a") as opened:
-        opened.write(f"frontend {event} {os.getpid()}\\n")
-def stop(*_):
-    record("draining")
-    time.sleep(float(os.environ.get("FRONTEND_DRAINS_S", "0.2")))
-    record("stopped")
-    os._exit(0)
-signal.signal(signal.SIGRTMIN, stop)
-record("worker " + task["worker_id"])
-print(os.environ.get("FAKES_SAY", ""))
-record("started")
-listener = socket.socket(fileno=task["fd"])
-while True:
-    connection, _ = listener.accept()
-    connection.recv(4096)
-    connection.sendall(f"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\nX-Pid: {os.getpid()}\\r\\n\\r\\n".encode())
-    connection.close()
-"""
-
-DRIVER = """
-import json, os, signal, sys
-from noria.supervisor import child_keeper, child_process
-child_keeper.ENGINE_STOP_TIMEOUT_S = 60.0  # a fake stops when told, but maybe slowly on a busy machine
-child_process.PING_INTERVAL_S = float(os.environ.get("PING_S", "2"))
-from noria.settings import load
-from noria.supervisor.supervisor import serve
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohup
-flags = {"frontend.port": os.environ.get("PORT", "0"), "engine.devices": sys.argv[2], "registry.deployments": "false"}
-flags["engine.hang_timeout_s"] = os.environ.get("HANG_S", "60")
-flags["engine.start_timeout_s"] = os.environ.get("START_S", "60")
-flags |= {"frontend.drain_s": sys.argv[3]} | json.loads(os.environ.get("FLAGS", "{}"))
-config = load(None, {}, flags)
-is_real = lambda kind: kind != "engine" and "FLAGS" in os.environ
-fake = lambda kind: ["-m", f"noria.{kind}.process"] if is_real(kind) else [f"{sys.argv[1]}/{kind}.py"]
-sys.exit(serve(config, lambda kind, text: [sys.executable, *fake(kind), text]))
-"""
-
-
-class FakedServer:
-    """A supervisor in a process of its own, with fake children."""
-
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        devices: str = "cpu",
-        driver: str = DRIVER,
-        drain_s: float = 20.0,
-        stdout: int | None = None,
-        stderr: int = subprocess.STDOUT,
-        **environment: str,
-    ) -> None:
-        (folder / "engine.py").write_text(FAKE_ENGINE)
-        (folder / "frontend.py").write_text(FAKE_FRONTEND)
-        self.events, self.output = folder / "events", folder / "output"
-        self.events.touch()
-        with self.output.open("w") as opened:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", driver, str(folder), devices, str(drain_s)],
-                env=os.environ | {"EVENTS": str(self.events), "TMPDIR": str(folder)} | environment,
-                stdout=opened if stdout is None else stdout,
-                stderr=stderr,
-            )
-
-    def wait_for(self, words: str, times: int = 1, file: pathlib.Path | None = None) -> list[str]:
-        """Wait for `times` complete lines with `words` in the events (or `file`) and return all of them."""
-        file = file or self.events
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            whole, _, _ = file.read_bytes().rpartition(b"\n")
-            lines = [line for line in whole.decode().splitlines() if words in line]
-            if len(lines) >= times:
-                return lines
-            time.sleep(0.02)
-        raise AssertionError(f"no {words!r} ×{times} in:\n{self.events.read_text()}\n{self.output.read_text()}")
-
-    @property
-    def url(self) -> str:
-        line = self.wait_for("noria: ready after", file=self.output)[0]
-        return line.partition(" on ")[2].partition(" ")[0]
-
-    def children(self, kind: str) -> list[psutil.Process]:
-        """Return its real children of a kind."""
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if f"noria {kind}" in "".join(child.cmdline()[:1])]
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(TIMEOUT_S)
-
-
-@pytest.fixture
-def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., FakedServer]]:
-    """Start a server in `tmp_path`, which ends with the test."""
-    started: list[FakedServer] = []
-
-    def start_server(**options: Any) -> FakedServer:
-        started.append(FakedServer(tmp_path, **options))
-        return started[-1]
-
-    yield start_server
-    for server in started:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.wait()
-        for line in server.events.read_text().splitlines():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if " started " in line and str(tmp_path) in str((process := psutil.Process(pid(line))).cmdline()):
-                    process.kill()
-
-
 Start = Callable[..., FakedServer]
-
-
-def pid(line: str) -> int:
-    return int(line.rpartition(" ")[2])
 
 
 def get(url: str) -> http.client.HTTPResponse:
@@ -226,7 +59,7 @@ def test_a_temporary_folder_too_long_for_sockets_is_rejected_in_one_line(tmp_pat
     assert "Set the environment variable TMPDIR to a shorter path" in result.stderr
 
 
-# ── The port ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── The settings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,49 +72,33 @@ def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str
     assert "--port" in error
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a" * 64])
-def test_an_address_of_another_machine_is_rejected(host: str) -> None:
-    with pytest.raises(ConfigError, match=f"{host[:60]}.*(--host|no address)"):
-        listen(host, 0)
-
-
-def test_a_password_in_the_results_url_is_rejected_before_it_appears_in_a_childs_arguments(
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--results", "ftp://noria:hunter2@files.example/results"], "setting jobs.results holds a password"),
+        (["--api-keys-file", "keys.toml"], "sha256 is missing"),
+        (["--database", "postgresql://noria@db.example/noria"], "jobs.webhook_secret_file is 'auto'"),  # may be shared
+        (["--trusted-proxies", "::1,10.0.0.1/8"], "setting frontend.trusted_proxies has '10.0.0.1/8'"),
+        (["--trusted-proxies", "::1,proxy.example"], "setting frontend.trusted_proxies has 'proxy.example'"),
+        (["--trusted-proxies", "::1,*"], "setting frontend.trusted_proxies has '*'"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_rejected_before_anything_starts(
+    flags: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["serve", "--results", "ftp://noria:hunter2@files.example/results"]) == 2
-    stderr = capsys.readouterr().err
-    assert "setting jobs.results holds a password" in stderr
-    assert "hunter2" not in stderr
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("keys.toml").write_text('[[key]]\nname = "a"\n')
+    assert main(["serve", "--port", "0", *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "hunter2" not in error  # nor in the arguments of a child
 
 
-def test_an_invalid_api_keys_file_is_rejected_before_anything_starts(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "keys.toml").write_text('[[key]]\nname = "a"\n')
-    assert main(["serve", "--port", "0", "--api-keys-file", str(tmp_path / "keys.toml")]) == 2
-    assert "sha256 is missing" in capsys.readouterr().err
-
-
-def test_a_webhook_secret_of_one_server_is_rejected_if_several_share_the_jobs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["serve", "--port", "0", "--database", "postgresql://noria@db.example/noria"]) == 2
-    assert "jobs.webhook_secret_file is 'auto'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("proxy", ["10.0.0.1/8", "proxy.example", "*"])
-def test_a_trusted_proxy_that_is_no_address_is_rejected_before_anything_starts(
-    proxy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "--port", "0", "--trusted-proxies", f"::1,{proxy}"]) == 2
-    assert f"setting frontend.trusted_proxies has '{proxy}'" in capsys.readouterr().err
-
-
-def test_an_ipv6_address_can_be_listened_on() -> None:
-    if not socket.has_dualstack_ipv6():
-        pytest.skip("this machine has IPv6 switched off: there is no address to listen on")
-    with listen("::", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
-        pass
+# ── The banner ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_banner_names_the_page_of_each_kind_of_model():

@@ -64,6 +64,7 @@ def populate_metrics(name: str, engines: list[str]) -> None:
     Every process fills all of them, except those of an engine, which only the one of `engines` called `name` has.
     """
     from noria.observe.metrics import declarations
+    from noria.observe.metrics.engine_series import init_engine_series
     from noria.observe.metrics.exposition import keep_exemplar
 
     for k in range(LABEL_SETS):
@@ -83,7 +84,7 @@ def populate_metrics(name: str, engines: list[str]) -> None:
         declarations.STAGE_SECONDS.labels("model-0", stage).observe(0.1)
     for k in range(declarations.MAX_SHAPES):
         declarations.ITERATION_SECONDS.labels(f"{8 * k}x{8 * k}").observe(0.01 * k)
-    declarations.init_engine_series(engines)
+    init_engine_series(engines)
     if name in engines:
         _populate_engine_metrics(name)
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from noria.cli.parser import Parser, add_settings
-from noria.settings import list_settings
 from noria_bench.command_arguments import BenchCommand
 from noria_bench.option_values import CONNECTIONS, ROUNDS, SECONDS, names, ordered, wholes
 
@@ -66,7 +65,7 @@ def _add_model(parser: Parser) -> None:
         help="a folder in transformers format, a hub id, minilm (the default), or free: a model that costs nothing, "
         "so that only the way of a request is measured",
     )
-    add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
+    add_settings(parser)
 
 
 def _add_no_sweeps(parser: Parser) -> None:

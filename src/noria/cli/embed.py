@@ -7,7 +7,6 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_settings, config_from
 from noria.errors import ConfigError, InvalidField, short_repr
-from noria.settings import list_settings
 
 _SUFFIXES = (".jsonl", ".npy")
 
@@ -25,7 +24,7 @@ def add_to(commands: Any) -> list[Parser]:
         type=pathlib.Path,
         help="file to write: .jsonl, or .npy for one float32 array (standard output)",
     )
-    add_settings(parser, [setting for setting in list_settings() if setting.path[0] == "engine"])
+    add_settings(parser, "engine")
     return [parser]
 
 

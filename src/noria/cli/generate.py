@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from noria.cli.parser import Parser, add_command, add_settings, argument_type, config_from
 from noria.errors import InvalidField, short_repr
 from noria.protocol.diffusion import Lora, PromptSyntax, Refinement
-from noria.settings import list_settings
 
 if TYPE_CHECKING:
     from noria.protocol.request import ImageFormat
@@ -69,7 +68,7 @@ def add_to(commands: Any) -> list[Parser]:
     )
     add("--refiner-start", type=float, help="after which part of the noise's times the model's refiner makes the steps")
     add("--no-metadata", dest="metadata", action="store_false", help="write files without generation metadata")
-    add_settings(parser, [setting for setting in list_settings() if setting.path[0] in ("model", "engine")])
+    add_settings(parser, "model", "engine")
     return [parser]
 
 

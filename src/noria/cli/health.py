@@ -12,7 +12,6 @@ from noria.cli.parser import Parser, add_command, add_settings, argument_type, c
 from noria.cli.server_address import ADDRESS_SETTINGS, checked_url, local_url
 from noria.errors import ConfigError
 from noria.observe.terminal_text import escape_for_terminal
-from noria.settings import list_settings
 
 _DEFAULT_TIMEOUT_S = 2.0
 _MAX_BODY_BYTES = 65_536
@@ -30,7 +29,7 @@ def add_to(commands: Any) -> list[Parser]:
         "--timeout", metavar="SECONDS", type=argument_type(_seconds), default=_DEFAULT_TIMEOUT_S,
         help=f"how long to wait for the answer ({_DEFAULT_TIMEOUT_S:g})",
     )  # fmt: skip
-    add_settings(parser, [setting for setting in list_settings() if setting.key in ADDRESS_SETTINGS])
+    add_settings(parser, *ADDRESS_SETTINGS)
     return [parser]
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from noria.cli.parser import Parser, add_command, add_plain_command, add_settings, config_from
 from noria.errors import ConfigError, did_you_mean
-from noria.settings import list_settings
 
 if TYPE_CHECKING:
     from noria.frontend.access.api_keys import ApiKey
@@ -32,12 +31,12 @@ def add_to(commands: Any) -> list[Parser]:
         help="what it may do, of generate, jobs, metrics, lineage, deploy, admin (generate,jobs,metrics)",
     )
     list_keys = add_command(subcommands, "list", run_list, "[--api-keys-file FILE]", "list the API keys of a server")
-    _add_settings(list_keys, "frontend.api_keys_file")
+    add_settings(list_keys, "frontend.api_keys_file")
     secret = add_command(
         subcommands, "webhook-secret", run_webhook_secret, "NAME", "print the secret of a key's webhooks"
     )
     secret.add_argument("name", metavar="NAME", help=_NAME_HELP)
-    _add_settings(secret, "data_dir", "frontend.api_keys_file", "jobs.database", "jobs.webhook_secret_file")
+    add_settings(secret, "data_dir", "frontend.api_keys_file", "jobs.database", "jobs.webhook_secret_file")
     return [create, list_keys, secret]
 
 
@@ -134,7 +133,3 @@ def _describe(key: "ApiKey") -> str:
     if key.priority != "high":
         parts.append(f"priority {key.priority}")
     return "; ".join(parts)
-
-
-def _add_settings(parser: Parser, *keys: str) -> None:
-    add_settings(parser, [setting for setting in list_settings() if setting.key in keys])

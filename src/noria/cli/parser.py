@@ -124,11 +124,15 @@ def add_model_and_settings(parser: Parser) -> None:
         help="a folder in diffusers or transformers format, a hub id, bundled (the default) or minilm",
     )
     parser.group(_FIRST_TITLE).add_argument("--model", action=_StoreModel, help="the same")
-    add_settings(parser, [setting for setting in list_settings() if setting.key != "model"])
+    add_settings(parser)
 
 
-def add_settings(parser: Parser, selected: list[Setting]) -> None:
-    """Add a flag for each selected setting, and --config."""
+def add_settings(parser: Parser, *names: str) -> None:
+    """Add --config, and a flag for each setting whose key or section is in `names`; without names all but the model."""
+    wanted = {*names}
+    selected = [
+        each for each in list_settings() if ({each.key, each.path[0]} & wanted if names else each.key != "model")
+    ]
     parser.group(_FIRST_TITLE).add_argument(
         "--config", metavar="FILE", help="TOML file of settings, as `noria config example` prints one"
     )

@@ -9,6 +9,12 @@ from noria.config.auto import Auto
 MAX_SLOTS, MAX_AUTO_SLOTS = 512, 32
 """The largest number of slots, a bound for views, which grow with them; and the largest that `auto` finds."""
 
+Attention = Literal[
+    "auto", "sdpa", "plain", "sliced", "xformers", "flash", "flash_varlen", "sage", "sage_varlen", "_flash_3",
+    "_flash_varlen_3", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math",
+]  # fmt: skip
+Count = Annotated[int, Meta(ge=1, le=1024)]
+
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How a device runs the model."""
@@ -33,7 +39,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     buckets: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=1024)], ...],
+        tuple[Count, ...],
         Meta(
             description="batch sizes, in UNet rows, that a step is padded to (a guided image has two rows); empty is "
             "no padding, one number makes every image bitwise independent of the load"
@@ -88,27 +94,11 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 256
     threads: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Count | Auto,
         Meta(description="CPU threads of one operation; `auto` is the usable cores divided by the engines"),
     ] = "auto"
     attention: Annotated[
-        Literal[
-            "auto",
-            "sdpa",
-            "plain",
-            "sliced",
-            "xformers",
-            "flash",
-            "flash_varlen",
-            "sage",
-            "sage_varlen",
-            "_flash_3",
-            "_flash_varlen_3",
-            "_native_cudnn",
-            "_native_efficient",
-            "_native_flash",
-            "_native_math",
-        ],
+        Attention,
         Meta(
             description="attention implementation: `auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` "
             "are for UNets, the others for transformers. Which a model allows: docs/speed-and-memory.md"
@@ -228,7 +218,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     encoder_cores: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)] | Literal["auto", "shared"],
+        Count | Literal["auto", "shared"],
         Meta(
             description="how text encoders and image models divide the cores of a CPU: with `auto` both use all, and "
             "texts go first; with `shared` as equals; a number is the cores of the encoders, and images have the rest"
@@ -322,9 +312,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     safety_labels: Annotated[
         tuple[str, ...],
-        Meta(
-            description="labels that are refused; each classifier has at least one of them",
-        ),
+        Meta(description="labels that are refused; each classifier has at least one of them"),
     ] = ("nsfw",)
     safety_threshold: Annotated[
         float,
@@ -350,7 +338,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ()
     encoder_batch_texts: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Count | Auto,
         Meta(
             description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU and 64 on a GPU, or 256 "
             "if all encoders of the start pack them"

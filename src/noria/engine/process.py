@@ -27,6 +27,7 @@ from noria.engine.runtime import BatchRuntime, load_runtime
 from noria.errors import SetupError
 from noria.observe.logs.setup import fields, logging_here
 from noria.observe.metrics import declarations
+from noria.observe.metrics.engine_series import init_engine_series
 from noria.observe.traces.setup import open_tracer
 from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
 from noria.protocol.tasks import EngineTask
@@ -42,7 +43,7 @@ def main(task: EngineTask) -> int:
     setproctitle.setproctitle(f"noria engine {task.name}")
     threading.excepthook = _end_process
     if task.has_own_metrics:
-        declarations.init_engine_series([task.name])
+        init_engine_series([task.name])
     declarations.ENGINE_STARTS.labels(task.name, task.previous_exit).inc()
     listener = None if task.fd is None else socket.socket(fileno=task.fd)
     channel = EngineChannel(task.address, task.secret_key, listener)

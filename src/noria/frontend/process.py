@@ -38,6 +38,7 @@ from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.jobs.service import open_job_service
 from noria.observe.logs.setup import fields, gathering_lines, logging_here
 from noria.observe.metrics import declarations, outcomes
+from noria.observe.metrics.engine_series import init_engine_series
 from noria.observe.traces.setup import open_tracer
 from noria.protocol.messages import NumFrontends, Retire, engine_name
 from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
@@ -66,7 +67,7 @@ def run(task: FrontendTask) -> None:
     config, worker_id = task.config, task.worker_id
     setproctitle.setproctitle(f"noria frontend {task.name}")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
-    declarations.init_engine_series([engine_name(number) for number in range(len(task.engines))])
+    init_engine_series([engine_name(number) for number in range(len(task.engines))])
     outcomes.init_unknown_model_series()
     # 0, so that Prometheus sees the first increase
     declarations.FRONTEND_STARTS.labels(task.name, "restarted")

@@ -170,14 +170,11 @@ def read_exif(exif: bytes, tags: tuple[int, ...]) -> dict[int, bytes | str]:
     Raises ValueError: an entry is outside of `exif`.
     """
     exif = exif.removeprefix(_EXIF_PREFIX)
-    order = _BYTE_ORDERS.get(exif[:4])
-    if order is None or len(exif) < 8:
+    order, entries = _read_first_ifd(exif, (_EXIF_IFD,))
+    kind, pointer = entries.get(_EXIF_IFD, (0, b""))
+    if kind not in (_LONG, _IFD) or len(pointer) != 4:
         return {}
-    (first_ifd,) = struct.unpack_from(f"{order}I", exif, 4)
-    pointer = _read_entries(exif, order, first_ifd, (_EXIF_IFD,)).get(_EXIF_IFD)
-    if pointer is None or pointer[0] not in (_LONG, _IFD) or len(pointer[1]) != 4:
-        return {}
-    (exif_ifd,) = struct.unpack(f"{order}I", pointer[1])
+    (exif_ifd,) = struct.unpack(f"{order}I", pointer)
     return {
         tag: content.removesuffix(b"\0").decode("latin-1") if kind == _ASCII else content
         for tag, (kind, content) in _read_entries(exif, order, exif_ifd, tags).items()
@@ -190,14 +187,10 @@ def read_exif_texts(exif: bytes, tags: tuple[int, ...]) -> dict[int, str]:
 
     Raises ValueError: an entry is outside of `exif`.
     """
-    exif = exif.removeprefix(_EXIF_PREFIX)
-    order = _BYTE_ORDERS.get(exif[:4])
-    if order is None or len(exif) < 8:
-        return {}
-    (first_ifd,) = struct.unpack_from(f"{order}I", exif, 4)
+    _, entries = _read_first_ifd(exif.removeprefix(_EXIF_PREFIX), tags)
     return {
         tag: content.removesuffix(b"\0").decode("utf-8", "replace")
-        for tag, (kind, content) in _read_entries(exif, order, first_ifd, tags).items()
+        for tag, (kind, content) in entries.items()
         if kind == _ASCII
     }
 
@@ -207,16 +200,21 @@ def read_orientation(exif: bytes) -> int:
 
     Raises ValueError: an entry is outside of `exif`.
     """
-    exif = exif.removeprefix(_EXIF_PREFIX)
-    order = _BYTE_ORDERS.get(exif[:4])
-    if order is None or len(exif) < 8:
-        return 1
-    (first_ifd,) = struct.unpack_from(f"{order}I", exif, 4)
-    kind, content = _read_entries(exif, order, first_ifd, (_ORIENTATION,)).get(_ORIENTATION, (0, b""))
+    order, entries = _read_first_ifd(exif.removeprefix(_EXIF_PREFIX), (_ORIENTATION,))
+    kind, content = entries.get(_ORIENTATION, (0, b""))
     if kind != _SHORT or len(content) != 2:
         return 1
     (orientation,) = struct.unpack(f"{order}H", content)
     return int(orientation) if 1 <= orientation <= 8 else 1
+
+
+def _read_first_ifd(exif: bytes, tags: tuple[int, ...]) -> tuple[str, dict[int, tuple[int, bytes]]]:
+    """Return the byte order, as `struct` has it, and the entries of the first IFD: none if `exif` has no header."""
+    order = _BYTE_ORDERS.get(exif[:4], "<")
+    if exif[:4] not in _BYTE_ORDERS or len(exif) < 8:
+        return order, {}
+    (offset,) = struct.unpack_from(f"{order}I", exif, 4)
+    return order, _read_entries(exif, order, offset, tags)
 
 
 def _read_entries(exif: bytes, order: str, offset: int, tags: tuple[int, ...]) -> dict[int, tuple[int, bytes]]:

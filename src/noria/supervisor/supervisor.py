@@ -36,6 +36,7 @@ from noria.protocol.kinds import AnyModelSpec
 from noria.protocol.process_signals import SAME_ORDER_S, ignore_signals_until_exit
 from noria.settings import empty_list_warnings
 from noria.statistics.variables import Declarations
+from noria.supervisor.announcements import notify, print_ready_banner, ready_banner
 from noria.supervisor.child_keeper import ENGINE_STOP_TIMEOUT_S, ChildKeeper, CommandBuilder, child_command
 from noria.supervisor.child_process import PING_INTERVAL_S, Child, FrontendChild
 from noria.supervisor.child_tasks import ServerChildren
@@ -45,10 +46,8 @@ from noria.supervisor.listener import open_listeners, raise_file_limit, server_u
 from noria.supervisor.log_collector import LogCollector, collecting_logs
 from noria.supervisor.orphans import OrphanReaper
 from noria.supervisor.private_folder import make_young, private_folder, removed_path
-from noria.supervisor.ready_banner import print_ready_banner, ready_banner
 from noria.supervisor.restart_policy import GiveUp
 from noria.supervisor.served_models import engine_groups, open_models
-from noria.supervisor.service_manager import notify
 
 log = logging.getLogger("noria.supervisor")
 

@@ -8,25 +8,11 @@ import shutil
 import pytest
 from PIL import Image
 
-from noria.cli.main import main
 from noria.images.metadata import GenerationMetadata
 from noria.images.metadata_io import save_options
 from noria.models.catalog import open_model
 from noria.protocol.diffusion import Control, Lora, Reference, Refinement
 from noria.registry.lineage import trace as noria_trace
-
-
-@pytest.fixture
-def noria(tmp_path, capsys):
-    """Runs a command on a registry of its own; returns what it prints, after checking its exit status."""
-
-    def run(*arguments, status=0):
-        assert main([*arguments, "--data-dir", str(tmp_path / "data")]) == status
-        printed = capsys.readouterr()
-        run.errors = printed.err
-        return printed.err if status > 1 else printed.out
-
-    return run
 
 
 def test_a_version_is_added_named_shown_and_removed(noria, bundled_folder):

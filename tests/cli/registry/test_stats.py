@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from noria.cli.main import main
 from noria.registry.statistics.file import encode_statistics
 from noria.statistics.distributions import CategoryCounts, Histogram
 from noria.statistics.variables import BUILT_IN_VARIABLES
@@ -14,18 +13,6 @@ from noria.storage.private_files import replace_private_file
 
 WINDOW_S = 3600.0
 STEPS = BUILT_IN_VARIABLES["inference_steps"]
-
-
-@pytest.fixture
-def noria(tmp_path, capsys):
-    """Runs a command on a registry of its own; returns what it prints, after checking its exit status."""
-
-    def run(*arguments, status=0):
-        assert main([*arguments, "--data-dir", str(tmp_path / "data")]) == status
-        printed = capsys.readouterr()
-        return printed.err if status > 1 else printed.out
-
-    return run
 
 
 @pytest.fixture

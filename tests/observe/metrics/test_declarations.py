@@ -64,7 +64,7 @@ def test_counters_start_at_0():
     # No query sees the first increase of a series that starts at 1.
     script = (
         "from noria.observe.metrics.exposition import exposition\n"
-        "from noria.observe.metrics.declarations import init_engine_series\n"
+        "from noria.observe.metrics.engine_series import init_engine_series\n"
         "init_engine_series(['engine-0', 'engine-1']); print(exposition()[0].decode())"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

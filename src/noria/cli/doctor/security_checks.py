@@ -97,18 +97,22 @@ def _reach(host: str, address: str = "") -> Reach:
     return "private networks" if all(address.is_private for address in addresses) else "the internet"
 
 
+def _judge(topic: str, text: str, advice: str, *, is_open: bool) -> Finding:
+    return warn(topic, f"{text}; {advice}") if is_open else ok(topic, text)
+
+
 def _check_listener(frontend: FrontendConfig, reach: Reach) -> Finding:
     if frontend.uds:
         check_uds(frontend.uds)
         return ok("listener", f"the Unix socket {frontend.uds}: its owner and group on this machine")
     tls = "with TLS" if frontend.ssl_certfile else "without TLS"
     text = f"{frontend.host}, port {frontend.port}: reached from {reach}, {tls}"
-    if reach == "this machine" or frontend.ssl_certfile:
-        return ok("listener", text)
-    return warn(
+    return _judge(
         "listener",
-        f"{text}: others on the way read prompts, images and keys; set frontend.ssl_certfile, or listen on 127.0.0.1 "
-        "or a Unix socket (frontend.uds) behind a proxy with TLS",
+        text,
+        "others on the way read prompts, images and keys: set frontend.ssl_certfile, or listen on 127.0.0.1 or a Unix "
+        "socket (frontend.uds) behind a proxy with TLS",
+        is_open=reach != "this machine" and not frontend.ssl_certfile,
     )
 
 
@@ -120,10 +124,9 @@ def _check_grpc(frontend: FrontendConfig) -> Iterator[Finding]:
     tls = "with TLS" if frontend.ssl_certfile else "without TLS"
     open_methods = "; without a key: ServerLive, ServerReady" if frontend.api_keys_file else ", without a key"
     text = f"{frontend.host}, port {frontend.grpc_port}: reached from {reach}, {tls}{open_methods}"
-    if reach == "this machine" or (frontend.ssl_certfile and frontend.api_keys_file):
-        yield ok("gRPC", text)
-    else:
-        yield warn("gRPC", f"{text}; set frontend.ssl_certfile and frontend.api_keys_file, or grpc_port = 0")
+    is_open = reach != "this machine" and not (frontend.ssl_certfile and frontend.api_keys_file)
+    advice = "set frontend.ssl_certfile and frontend.api_keys_file, or grpc_port = 0"
+    yield _judge("gRPC", text, advice, is_open=is_open)
 
 
 def _check_certificate(frontend: FrontendConfig) -> Iterator[Finding]:
@@ -142,10 +145,8 @@ def _check_keys(frontend: FrontendConfig, reach: Reach) -> Iterator[Finding]:
             f"none: every client that reaches the server, from {reach}, may send requests, "
             "and see and cancel those of others"
         )
-        if reach == "this machine":
-            yield ok("keys", text)
-        else:
-            yield warn("keys", f"{text}; `noria key create NAME >> keys.toml`, and set frontend.api_keys_file")
+        advice = "`noria key create NAME >> keys.toml`, and set frontend.api_keys_file"
+        yield _judge("keys", text, advice, is_open=reach != "this machine")
         return
     mode = _mode(file)
     if mode & _OTHERS_WRITE:
@@ -169,13 +170,11 @@ def _check_metrics(frontend: FrontendConfig, reach: Reach) -> Finding:
         host = frontend.metrics_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
         reach = _reach(host, frontend.metrics_address)
         text = f"/metrics on {frontend.metrics_address}: reached from {reach}, without a key"
-        if reach in ("this machine", "private networks"):
-            return ok("metrics", text)
-        return warn("metrics", f"{text}; choose the address that the monitoring's network has")
+        advice = "choose the address that the monitoring's network has"
+        return _judge("metrics", text, advice, is_open=reach not in ("this machine", "private networks"))
     text = f"/metrics beside the other routes: reached from {reach}, without a key"
-    if reach == "this machine":
-        return ok("metrics", text)
-    return warn("metrics", f"{text}; set frontend.metrics_address, or let the proxy block it")
+    advice = "set frontend.metrics_address, or let the proxy block it"
+    return _judge("metrics", text, advice, is_open=reach != "this machine")
 
 
 def _check_hosts(frontend: FrontendConfig) -> Finding:
@@ -208,9 +207,8 @@ def _check_live(frontend: FrontendConfig, reach: Reach) -> Finding:
     if not with_thumbnails:
         return ok("live", "/live shows no thumbnails" if frontend.live != "off" else "/live is off")
     text = "/live shows every caller thumbnails of all images in progress"
-    if reach == "this machine":
-        return ok("live", text)
-    return warn("live", f"{text}; set frontend.live to no-previews, or API keys and auto")
+    advice = "set frontend.live to no-previews, or API keys and auto"
+    return _judge("live", text, advice, is_open=reach != "this machine")
 
 
 def _check_stored(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -15,7 +15,6 @@ import msgspec
 from noria.cli.parser import Parser, add_settings, config_from
 from noria.errors import RegistryError
 from noria.observe.terminal_text import escape_for_terminal, escape_in_json
-from noria.settings import list_settings
 
 if TYPE_CHECKING:
     import argparse
@@ -28,13 +27,12 @@ if TYPE_CHECKING:
     from noria.registry.manifest import OnRead
 
 _SHOWN_AFTER_S, _LINE_INTERVAL_S = 1.0, 10.0
-_SETTINGS = ("data_dir", "registry.database")
 _OTHER_REGISTRY_HINT = " Give the server's --data-dir FOLDER or --registry-database URL."
 
 
 def add_registry_settings(parser: Parser) -> None:
     """Add the flags that say where the registry is."""
-    add_settings(parser, [setting for setting in list_settings() if setting.key in _SETTINGS])
+    add_settings(parser, "data_dir", "registry.database")
 
 
 def add_json_flag(parser: "Parser | argparse._MutuallyExclusiveGroup") -> None:

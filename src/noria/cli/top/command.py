@@ -7,7 +7,6 @@ from typing import Any
 
 from noria.cli.parser import Parser, add_command, add_settings, config_from
 from noria.cli.server_address import ADDRESS_SETTINGS, checked_url, local_url
-from noria.settings import list_settings
 
 
 def add_to(commands: Any) -> list[Parser]:
@@ -21,7 +20,7 @@ def add_to(commands: Any) -> list[Parser]:
         "--key-file", metavar="FILE", type=pathlib.Path, help="a file with the API key alone (the key in NORIA_API_KEY)"
     )
     parser.add_argument("--once", action="store_true", help="print one frame of any height and exit")
-    add_settings(parser, [setting for setting in list_settings() if setting.key in ADDRESS_SETTINGS])
+    add_settings(parser, *ADDRESS_SETTINGS)
     return [parser]
 
 

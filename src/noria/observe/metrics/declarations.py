@@ -14,13 +14,9 @@ iteration time has no `engine` label: by shape and engine it would be 600 series
 divided by its iterations shows the same.
 """
 
-from collections.abc import Sequence
-from typing import get_args
-
 from noria.observe.metrics.section import DECLARATIONS as DECLARATIONS  # noqa: PLC0414 - public here
 from noria.observe.metrics.section import DURATION_BUCKETS_S, Section
 from noria.observe.metrics.section import REGISTRY as REGISTRY  # noqa: PLC0414 - public here
-from noria.protocol.messages import ExitCause
 from noria.statistics.variables import BUILT_IN_VARIABLES
 
 MAX_SHAPES = 32
@@ -119,51 +115,45 @@ FRONTEND_STOPS = _section.counter(
 
 _section = Section("Deployments, counted by the front ends; canaries, by the registrar")
 
+_VERSION_LABELS = ("model", "version")
 DEPLOYMENT_REQUESTS = _section.counter(
     "noria_deployment_requests",
     "Requests to a deployed version, with their outcome, as `noria_requests_total` has it. Jobs are not counted.",
-    "model",
-    "version",
+    *_VERSION_LABELS,
     "outcome",
 )
 DEPLOYMENT_REQUEST_SECONDS = _section.histogram(
     "noria_deployment_request_seconds",
     "Time of successful requests to a deployed version, from admission to their results.",
-    "model",
-    "version",
+    *_VERSION_LABELS,
 )
 CANARY_SHARE = _section.gauge(
     "noria_canary_share_ratio",
     "Share of the requests to a model that its canary gets; 0 when it is promoted or rolled back.",
-    "model",
-    "version",
+    *_VERSION_LABELS,
 )
 CANARY_EVIDENCE = _section.gauge(
     "noria_canary_evidence",
     "Evidence that the canary is worse: it is rolled back at 20, by default.",
-    "model",
-    "version",
+    *_VERSION_LABELS,
 )
 SHADOW_REQUESTS = _section.counter(
     "noria_shadow_requests",
     "Copies of requests to a model for its shadow, with their outcome; `dropped`: never computed, under load.",
-    "model",
-    "version",
+    *_VERSION_LABELS,
     "outcome",
 )
 SHADOW_SECONDS = _section.histogram(
     "noria_shadow_seconds",
     "Computing time of copied requests that both have answered, by the shadow and by the `control`.",
-    "model",
-    "version",
+    *_VERSION_LABELS,
     "arm",
 )
 SHADOW_DISTANCE = _section.histogram(
     "noria_shadow_distance",
     "Distance of the shadow's output from the control's: mean absolute difference of the pixels of images, 0 to 1; "
     "mean cosine distance of the rows of numbers, 0 to 2.",
-    "model",
-    "version",
+    *_VERSION_LABELS,
     buckets=(0.0001, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
 
@@ -189,34 +179,32 @@ USER_CODE_STUCK_THREADS = _section.gauge(
 
 _section = Section("Statistics of requests and results, counted by the front ends; drift, by the registrar")
 
+_VARIABLE_LABELS = ("endpoint", "version", "variable")
 STATISTICS_INVALID = _section.counter(
     "noria_statistics_invalid",
     "Values of a variable that are not finite; they are in no histogram.",
-    "endpoint",
-    "version",
-    "variable",
+    *_VARIABLE_LABELS,
 )
-_DRIFT_LABELS = ("endpoint", "version", "variable")
 DRIFT_PSI = _section.gauge(
     "noria_drift_psi",
     "Population stability index of the last 12 windows and the reference, corrected for sample size; NaN with fewer "
     "than 200 values.",
-    *_DRIFT_LABELS,
+    *_VARIABLE_LABELS,
 )
 DRIFT_KS = _section.gauge(
     "noria_drift_ks",
     "Largest difference of the cumulative shares (Kolmogorov–Smirnov) of a histogram and the reference.",
-    *_DRIFT_LABELS,
+    *_VARIABLE_LABELS,
 )
-DRIFT_JS = _section.gauge("noria_drift_js", "Jensen–Shannon divergence from the reference, in bits.", *_DRIFT_LABELS)
+DRIFT_JS = _section.gauge("noria_drift_js", "Jensen–Shannon divergence from the reference, in bits.", *_VARIABLE_LABELS)
 DRIFT_P_VALUE = _section.gauge(
     "noria_drift_p_value",
     "Probability of as large a difference without drift, at one look: by chi-square of categories, by "
     "Kolmogorov–Smirnov of scalars.",
-    *_DRIFT_LABELS,
+    *_VARIABLE_LABELS,
 )
 DRIFT_UNSEEN = _section.gauge(
-    "noria_drift_unseen_ratio", "Share of the values whose categories the reference does not have.", *_DRIFT_LABELS
+    "noria_drift_unseen_ratio", "Share of the values whose categories the reference does not have.", *_VARIABLE_LABELS
 )
 
 for _variable in BUILT_IN_VARIABLES.values():  # `frontend/statistics/families.py` exports those that are counted
@@ -348,13 +336,6 @@ DEPARTURES = _section.counter(
     "engine",
     "outcome",
 )
-_OOM_PHASES = (
-    "evictions",
-    "encodes",
-    "joins",
-    "steps",
-    "decodes",
-)  # scheduling.types.Phase, which may not be imported here
 OUT_OF_MEMORY = _section.counter(
     "noria_out_of_memory",
     "Iterations that did not fit into device memory, by phase: `encodes`, `joins`, `steps` or `decodes`. "
@@ -367,20 +348,6 @@ DEVICE_MEMORY_BYTES = _section.gauge(
     "Memory that an engine holds on its device; on a CPU, the engine's resident memory.",
     "engine",
 )
-
-
-def init_engine_series(names: Sequence[str]) -> None:
-    """Export the series of the configured engines, in a front end: none is up yet, and all counters start at 0."""
-    ENGINES_CONFIGURED.set(len(names))
-    for name in names:
-        ENGINE_UP.labels(name).set(0)
-        for counter in (ENGINE_BUSY_SECONDS, ITERATIONS, JOINS, EVICTIONS):
-            counter.labels(name)
-        for exit_cause in get_args(ExitCause):
-            ENGINE_STARTS.labels(name, exit_cause)
-        for phase in _OOM_PHASES:
-            OUT_OF_MEMORY.labels(name, phase)
-
 
 _section = Section("Processes and devices, read by the front end that is scraped")
 

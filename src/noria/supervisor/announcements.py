@@ -1,7 +1,9 @@
-"""The banner on stdout that says where the server can be reached, once it is ready."""
+"""The supervisor's announcements: the banner on stdout once the server is ready, and states to a service manager."""
 
 import contextlib
+import os
 import shlex
+import socket
 import threading
 from collections.abc import Sequence
 
@@ -10,7 +12,6 @@ from noria.protocol.model_spec import ModelSpec
 from noria.protocol.text import EncoderModelSpec
 
 _STDOUT = 1
-
 
 _FIRST_COMMANDS = {
     "diffusion": ("/t2i", '{"prompt": "a red circle above a blue square"}', " -o image.png"),
@@ -49,3 +50,16 @@ def print_ready_banner(banner: str) -> None:
             write_all(_STDOUT, banner.encode())
 
     threading.Thread(target=write, name="ready banner", daemon=True).start()
+
+
+def notify(state: str) -> None:
+    """Send `state`, such as READY=1, to the service manager that NOTIFY_SOCKET names, as sd_notify(3) says.
+
+    Without the variable nothing is sent.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith(("/", "@")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.setblocking(False)  # one that does not read must not keep the server from stopping
+            manager.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+            manager.send(state.encode())
