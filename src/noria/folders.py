@@ -42,9 +42,12 @@ def shipped_folder(in_package: str, in_repository: str, file: str) -> pathlib.Pa
 
 
 def documents() -> dict[str, pathlib.Path]:
-    """The files of the documents by their names, such as "settings.md"; none in an installation without them."""
+    """The files of the documents by their names: "settings.md", then "benchmarks/cost.md"; none without documents."""
     folder = shipped_folder("documents", "docs", "settings.md")
-    return {} if folder is None else {file.name: file for file in sorted(folder.glob("*.md"))}
+    if folder is None:
+        return {}
+    files = [*sorted(folder.glob("*.md")), *sorted(folder.glob("*/*.md"))]
+    return {file.relative_to(folder).as_posix(): file for file in files}
 
 
 def cache_folder(cache_dir: str, environment: Mapping[str, str]) -> pathlib.Path:

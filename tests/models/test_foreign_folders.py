@@ -31,14 +31,18 @@ DECODER = "is a decoder: each token sees only those before it; supported are enc
         ({"adapter_config.json": {"peft_type": "LORA", "base_model_name_or_path": "x/y"}},
          "one of PEFT .'LORA'.. Merge it into its base, 'x/y', by merge_and_unload"),
         ({"adapter_config.json": {}, "config.json": {"model_type": "bert", "vocab_size": 1}}, "into its base by"),
-        ({"model-Q4_K_M.gguf": None}, "Q4_K_M.gguf: a GGUF file alone is not served"),
+        ({"model-Q4_K_M.gguf": None}, "a GGUF file is no folder of a model.*noria serve FILE.gguf --parts"),
         ({"pytorch_lora_weights.safetensors": None}, "a LoRA adapter. Name its folder in engine.loras"),
-        ({"sd_xl_base_1.0.safetensors": None}, "weights alone"),
+        ({"sd_xl_base_1.0.safetensors": None}, "weights alone.*with --checkpoints FOLDER"),
+        ({"b/model_index.json": {}, "a/model_index.json": {}}, "a folder of models. Give one, such as .*a, or all"),
+        ({"config.json": {"_class_name": "ControlNetModel"}}, "config.json: a ControlNet. Name its folder in engine."),
+        ({"config.json": {"_class_name": "AutoencoderKL"}}, "config.json: the part AutoencoderKL of a model of diffus"),
         ({"config.json": {"model_type": "longformer"}}, "which no model family has. Known are: albert, bert"),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_short_line_with_the_reason(tmp_path: pathlib.Path, files: dict[str, Any], words: str) -> None:
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         if content is None:
             (tmp_path / name).touch()
         else:

@@ -27,6 +27,7 @@ INDEX = ["model_index.json", "config.json", "adapter_config.json", "modules.json
         ("/no/where", "no such folder: /no/where"),
         ("~/no-such-model", "no such folder: /"),
         ("a/b/c", "no such folder"),
+        ("./missing.safetensors", "no such file: missing.safetensors"),
         ("existing/missing", "no such folder: existing/missing"),
         ("checkpoint.safetensors", "checkpoint.safetensors: truncated"),
         ("checkpoint.ckpt", "is a file.*a pickle, which can run code"),

@@ -26,6 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.page.partition("#")[0].removeprefix("docs/").removesuffix(".md")
     if name not in pages:
         hint = did_you_mean(name, pages)
-        raise ConfigError(f"there is no document {short_repr(arguments.page)}.{hint} There are: {', '.join(pages)}.")
+        main = ", ".join(page for page in pages if "/" not in page)
+        raise ConfigError(
+            f"there is no document {short_repr(arguments.page)}.{hint} There are: {main}; `noria docs` lists all."
+        )
     print(pages[name].read_text(encoding="utf-8"), end="")
     return 0

@@ -65,9 +65,13 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def suggest_flag(self, got: str) -> str:
-        """A sentence with the flag that was meant, or an empty string."""
+        """A sentence with the flag that was meant, or an empty string: also for the key of a setting as a flag."""
         by_key = {setting.key: setting.flag for setting in list_settings()}
-        meanings = {f"--{name.replace('_', '-')}": by_key[key] for name, key in OTHER_NAMES.items()}
+        meanings = {f"--{key.replace('_', '-')}": flag for key, flag in by_key.items()}
+        meanings |= {key.replace(".", "-"): flag for key, flag in meanings.items()}
+        meanings |= {f"--{name.replace('_', '-')}": by_key[key] for name, key in OTHER_NAMES.items()}
+        if not got.startswith("-") and "--additional-models" in self.flags:
+            return " Further models: --additional-models A,B."
         return did_you_mean(got, self.flags, meanings)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -121,7 +125,8 @@ def add_model_and_settings(parser: Parser) -> None:
         nargs="?",
         action=_StoreModel,
         default=argparse.SUPPRESS,  # else it replaces the flag's value
-        help="a folder in diffusers or transformers format, a hub id, bundled (the default) or minilm",
+        help="a folder in diffusers or transformers format, a file .safetensors or .gguf, a hub id, bundled (the "
+        "default) or minilm",
     )
     parser.group(_FIRST_TITLE).add_argument("--model", action=_StoreModel, help="the same")
     add_settings(parser)

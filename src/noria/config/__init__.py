@@ -36,7 +36,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole configuration: models, engines, front ends, jobs, registry, statistics, cluster, logs, traces."""
 
     model: Annotated[
-        str, Meta(description="a folder in diffusers or transformers format, a hub id, `bundled` or `minilm`")
+        str,
+        Meta(
+            description="a folder in diffusers or transformers format, a file `.safetensors` or `.gguf`, a hub id, "
+            "`bundled` or `minilm`"
+        ),
     ] = "bundled"
     additional_models: Annotated[
         tuple[str, ...],

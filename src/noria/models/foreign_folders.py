@@ -41,12 +41,16 @@ def describe_folder(folder: pathlib.Path) -> str:
     if (file := folder / "modules.json").exists():
         return f"{file}: {_describe_modules(file)}"
     for pattern, what in (
-        ("*.gguf", "a GGUF file alone is not served. Give the model's folder as safetensors, from which it was made."),
+        ("*.gguf", "a GGUF file is no folder of a model. A transformer of images is served by its file: noria serve "
+         "FILE.gguf --parts FOLDER. Of a text encoder give the folder as safetensors, from which it was made."),
         ("*lora*.safetensors", "a LoRA adapter. Name its folder in engine.loras, beside the model that it is for."),
-        ("*.safetensors", "weights alone. A model is a folder as save_pretrained of diffusers or transformers writes."),
+        ("*.safetensors", "weights alone. A model is a folder as save_pretrained of diffusers or transformers writes. "
+         "Serve a checkpoint by its file's name, or all of the folder with --checkpoints FOLDER."),
     ):  # fmt: skip
         if found := sorted(folder.glob(pattern)):
             return f"{found[0]}: {what}"
+    if models := sorted(folder.glob("*/model_index.json")):
+        return f"{folder}: a folder of models. Give one, such as {models[0].parent}, or all with --checkpoints FOLDER."
     return (
         f"{folder / 'model_index.json'}: missing, and so is config.json: the folder is not a model in diffusers or "
         f"transformers format. {REDOWNLOAD_HINT}"
@@ -70,6 +74,11 @@ def describe_config(tree: Mapping[str, Any]) -> str | None:
     """Return what a model with this config.json is; None: nothing is known about it."""
     model_type, classes = str(tree.get("model_type") or ""), tree.get("architectures")
     first = str(classes[0]) if isinstance(classes, list) and classes else ""
+    part = str(tree.get("_class_name") or "")
+    if part == "ControlNetModel":
+        return "a ControlNet. Name its folder in engine.controlnets (--controlnets FOLDER), beside the model."
+    if part:
+        return f"the part {part} of a model of diffusers. Give the folder with model_index.json, which has all parts."
     if tree.get("is_encoder_decoder"):
         return f"{model_type or first} is an encoder with a decoder; supported are encoders."
     if first.endswith(("ForCausalLM", "LMHeadModel")) or _DECODERS.match(model_type):

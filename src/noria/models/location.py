@@ -76,11 +76,12 @@ def locate(name: str, engine: EngineConfig | None = None) -> tuple[pathlib.Path,
             return _convert(path.absolute(), engine)
         raise ModelError(f"{path} is a file; a model is a folder in diffusers or transformers format. {_advice(path)}")
     if not _is_hub_id(name):
-        hint = (
-            did_you_mean(name, ["bundled", "minilm"])
-            or " Give a folder in diffusers or transformers format, a hub id such as org/name, bundled or minilm."
+        what = "file" if path.suffix.lower() in SINGLE_FILES else "folder"
+        hint = did_you_mean(name, ["bundled", "minilm"]) or (
+            " Give a folder in diffusers or transformers format, a file .safetensors or .gguf, a hub id such as "
+            "org/name, bundled or minilm."
         )
-        raise ModelError(f"no such folder: {path}.{hint}")
+        raise ModelError(f"no such {what}: {path}.{hint}")
     return _download(name), name
 
 

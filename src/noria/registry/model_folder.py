@@ -37,8 +37,8 @@ def read_model(source: str, on_read: OnRead = report_nothing) -> ModelFolder:
     """
     if source not in PACKAGED and not pathlib.Path(source).expanduser().is_dir():
         raise ModelError(
-            f"no such folder: {source}. Give a model folder, bundled, minilm, hf://OWNER/NAME, "
-            "mlflow:models:/NAME@ALIAS, or the URL of a folder, such as s3://BUCKET/FOLDER."
+            f"no such folder: {source}. Give a model folder, bundled, minilm, a file .safetensors or .gguf, "
+            "hf://OWNER/NAME, mlflow:models:/NAME@ALIAS, or the URL of a folder, such as s3://BUCKET/FOLDER."
         )
     spec = open_model(source)
     folder = pathlib.Path(spec.folder)

@@ -42,7 +42,7 @@ def test_a_version_is_added_named_shown_and_removed(noria, bundled_folder):
         (
             ("add", "shapes", "nowhere"),
             3,
-            "no such folder: nowhere. Give a model folder, bundled, minilm, hf://OWNER/NAME",
+            "no such folder: nowhere. Give a model folder, bundled, minilm, a file .safetensors or .gguf, hf:",
         ),
         (("add", "shapes", "bundled", "--dataset", "file:///scenes"), 2, "has no version; allowed is URI@VERSION"),
         (("show", "shapes"), 2, "there is no model 'shapes'. There is none yet: noria models add NAME SOURCE."),

@@ -47,6 +47,7 @@ def test_documents_are_served_under_the_names_that_messages_give(client):
     shown = client.get("/docs/install.md")
     assert shown.headers["content-type"] == "text/plain; charset=utf-8"  # a browser shows it
     assert shown.content == (DOCUMENTS / "install.md").read_bytes()
+    assert client.get("/docs/benchmarks/simulator.md").content == (DOCUMENTS / "benchmarks/simulator.md").read_bytes()
     for name in ("nope.md", "conf.py", "..%2fREADME.md", "install"):
         assert client.get(f"/docs/{name}").status_code == 404
     links = set(re.findall(r'href="docs/([^"]+)"', client.get("/docs").text))

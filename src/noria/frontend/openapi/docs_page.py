@@ -179,7 +179,7 @@ def _documents() -> str:
     names = documents()
     if not names:
         return ""
-    links = ", ".join(f'<a href="docs/{name}">{name.removesuffix(".md")}</a>' for name in names)
+    links = ", ".join(f'<a href="docs/{name}">{name.removesuffix(".md")}</a>' for name in names if "/" not in name)
     return f"<p>Documents of this version, which <code>noria docs NAME</code> prints, too: {links}.</p>"
 
 

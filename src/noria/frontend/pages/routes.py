@@ -196,7 +196,7 @@ def page_operations(kinds: Callable[[], Collection[str]]) -> list[Operation]:
         # One operation for all files: each has a histogram of its own in /metrics.
         get(path="/pages/{name:path}", handler=asset, is_polled=True),
         get(
-            path="/docs/{name}",
+            path="/docs/{name:path}",
             handler=document,
             summary="Read a document",
             description="Markdown of this version, such as `install.md`, under the names that messages and alerts "
