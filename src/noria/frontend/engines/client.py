@@ -159,7 +159,7 @@ class EngineClient:
         try:
             self.connection.send(message, data)
             return await attempt.outcome
-        except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
+        except zmq.Again as error:  # it was lost after it was chosen
             attempt.outcome.cancel()
             self.handle_disconnect()
             raise AttemptLostError(attempt_id, None, is_remote=self.endpoint.is_remote) from error
@@ -247,7 +247,7 @@ class EngineClient:
         self.tell(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
 
     def tell(self, message: ToEngine) -> None:
-        """Send a message that may be lost: if it is disconnected, its next process knows nothing of this front end."""
+        """Send a message, unless the engine is disconnected: its next process knows nothing of this front end."""
         with contextlib.suppress(zmq.Again):
             self.connection.send(message)
 
