@@ -42,7 +42,7 @@ class RequestPreparer:
     ) -> None:
         """`on_done` is called with `lock` held, once for each request of `enqueue` that is not cancelled.
 
-        `on_cancelled` is called for each other one: when the thread does not or no longer prepare it.
+        `on_cancelled` is called for each that is, when it leaves the queue or the thread has prepared it.
         """
         self._lock, self._watchdog, self._crash_journal = lock, watchdog, crash_journal
         self._on_done, self._on_cancelled = on_done, on_cancelled
@@ -88,7 +88,7 @@ class RequestPreparer:
         return was_there
 
     def cancel(self, client: ClientId, attempt_id: str) -> CompileTask | None:
-        """Stop to prepare a request and return it; None: it is not being prepared."""
+        """Stop preparing a request and return it; None: it is not being prepared."""
         task = self._tasks.get((client, attempt_id))
         if task is not None:
             self._remove(task)
@@ -96,7 +96,7 @@ class RequestPreparer:
         return task
 
     def forget(self, client: ClientId) -> None:
-        """Stop to prepare the requests of a client."""
+        """Stop preparing the requests of a client."""
         self._tasks = {key: task for key, task in self._tasks.items() if key[0] != client}
         self._changed.notify_all()
         self._discard(client, None)

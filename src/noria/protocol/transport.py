@@ -180,6 +180,8 @@ class Connected(msgspec.Struct, frozen=True):
 class Disconnected(msgspec.Struct, frozen=True):
     """The connection was lost, because the process or the network failed. It is retried until `close`."""
 
+    unsent: tuple[ToEngine, ...] = ()  # messages that `send` took and the engine never got
+
 
 ConnectionEvent = Connected | Disconnected | tuple[FromEngine, memoryview | None]
 """The events of a connection: changes, and messages with their second frame or None."""
@@ -213,20 +215,23 @@ class EngineConnection:
         self._loop = asyncio.get_running_loop()
         self._on_event: Callable[[ConnectionEvent], None] = _ignore
         self._is_read = self._is_connected = False  # the latter as of the last event
-        self._outgoing: list[tuple[bytes, bytes | memoryview]] = []  # messages that are not sent yet
+        self._outgoing: list[tuple[bytes, bytes | memoryview]] = []  # frames of messages that are not sent yet
+        self._unsent: list[ToEngine] = []  # these messages, and those that came after the engine had ended
         self._num_seen = 0  # messages a turn of the loop ago
 
     def send(self, message: ToEngine, data: bytes | memoryview | None = None) -> None:
         """Send `message` (and raw bytes beside it) when a turn of the loop has no further one, all of them together.
 
         A busy loop finds the next request in its next turn, and an engine takes a few in one batch sooner than each in
-        one. Raises zmq.Again at once if no engine is connected; if it has just ended, `Disconnected` follows.
+        one. Raises zmq.Again at once if no engine is connected; if it has just ended, `Disconnected` follows and names
+        what was not sent.
         """
         if not self._is_connected:
             raise zmq.Again
         if not self._outgoing:
             self._loop.call_soon(self._send_outgoing)
         self._outgoing.append((serialize(message), data or b""))
+        self._unsent.append(message)
 
     def _send_outgoing(self) -> None:
         """Send what waits, unless some of it came in this turn: then the next one may have more."""
@@ -244,6 +249,7 @@ class EngineConnection:
             return
         with contextlib.suppress(zmq.Again):  # the engine has ended; `Disconnected` follows
             _send(self._socket, pack(outgoing), _DONTWAIT, copy=True)
+            self._unsent.clear()
         # Sending handles what has arrived, and then the descriptor does not become readable for it (zmq_getsockopt(3)).
         if self._is_read and self._socket.get(_EVENTS) & _POLLIN:  # type: ignore[operator]
             self._loop.call_soon(self._read_messages)
@@ -294,9 +300,12 @@ class EngineConnection:
             # The messages that came before a disconnect are handled before it.
             self._read_messages()
             self._is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if not self._is_connected:
+            if self._is_connected:
+                self._on_event(Connected())
+            else:
+                unsent, self._unsent = tuple(self._unsent), []
                 self._outgoing.clear()  # the engine's successor knows nothing of it
-            self._on_event(Connected() if self._is_connected else Disconnected())
+                self._on_event(Disconnected(unsent))
 
 
 def _ignore(_: ConnectionEvent) -> None:

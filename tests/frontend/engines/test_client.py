@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from noria.config import FrontendConfig
+from noria.frontend.engines.attempt import AttemptLostError
 from noria.frontend.engines.client import EngineClient
 from noria.frontend.services.images.request_validation import validate
-from noria.protocol.messages import Cancel, EngineState, Failed, Progress, Timings
+from noria.protocol.messages import Cancel, EngineState, Failed, Progress, Release, Resume, Timings
 from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.protocol.transport import EngineEndpoint
 from noria.testing.fake_engine import FAKE_MODEL
@@ -42,5 +43,26 @@ def test_a_message_that_arrives_while_a_request_is_cancelled_is_not_lost():
         assert [type(each) for each in connection.sent[-2:]] == [EngineRequest, Cancel]
         assert attempt.predicted_s == 0.5
         assert attempt.failure.timings == Timings(0.25)
+
+    asyncio.run(scenario())
+
+
+def test_an_attempt_that_was_not_sent_before_its_engine_ended_waits_for_no_report():
+    async def scenario():
+        connection = Connection()
+        client = EngineClient(connection, "frontend-0", EngineEndpoint("engine-0", "ipc://unused"))
+        client.send_hello()
+        client.receive(EngineState("a", "ready", (FAKE_MODEL,), "cpu"), None)
+        request = validate(ImageRequestBody("p"), FAKE_MODEL, FrontendConfig(), "name", lambda: 1, "alice")
+        calls = [
+            asyncio.create_task(client.submit(request, None, resume=resume)) for resume in (None, None, Resume(request))
+        ]
+        await asyncio.sleep(0)
+        sent, *unsent = connection.sent[1:]
+        release = Release(sent.attempt_id)  # says nothing about the request itself
+        client.handle_disconnect([*unsent, release])
+        losses = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(each) for each in losses} == {AttemptLostError}
+        assert [each.exit_report is None for each in losses] == [False, True, True]
 
     asyncio.run(scenario())

@@ -44,7 +44,7 @@ from noria.protocol.messages import (
     ToEngine,
 )
 from noria.protocol.model_spec import ModelSpec
-from noria.protocol.request import AnyRequest
+from noria.protocol.request import AnyRequest, EngineRequest
 from noria.protocol.transport import EngineConnection, EngineEndpoint
 
 log = logging.getLogger("noria.frontend")
@@ -159,7 +159,7 @@ class EngineClient:
         try:
             self.connection.send(message, data)
             return await attempt.outcome
-        except zmq.Again as error:  # the engine ended, and `Disconnected` has not arrived yet
+        except zmq.Again as error:  # it was lost after it was chosen
             attempt.outcome.cancel()
             self.handle_disconnect()
             raise AttemptLostError(attempt_id, None, is_remote=self.endpoint.is_remote) from error
@@ -247,12 +247,14 @@ class EngineClient:
         self.tell(Hello(self._name, _LEASE_S if self.endpoint.is_remote else None))
 
     def tell(self, message: ToEngine) -> None:
-        """Send a message that may be lost: if it is disconnected, its next process knows nothing of this front end."""
+        """Send a message, unless the engine is disconnected: its next process knows nothing of this front end."""
         with contextlib.suppress(zmq.Again):
             self.connection.send(message)
 
-    def handle_disconnect(self) -> None:
-        """Mark the engine as lost and fail every attempt in flight."""
+    def handle_disconnect(self, unsent: Iterable[ToEngine] = ()) -> None:
+        """Mark the engine as lost and fail every attempt in flight; those of `unsent` are no part of its end."""
+        requests = [each.request if isinstance(each, Resume) else each for each in unsent]
+        never_sent = {each.attempt_id for each in requests if isinstance(each, EngineRequest)}
         if self._exit_report is None and self._last_state is not None:
             self._exit_report = asyncio.get_running_loop().create_future()
             self._lost_incarnation = self._last_state.incarnation
@@ -263,7 +265,8 @@ class EngineClient:
             self._end_mount(change_id, f"{self.endpoint.name} has ended")
         for attempt_id, attempt in self._attempts.items():
             if not attempt.outcome.done():
-                lost = AttemptLostError(attempt_id, self._exit_report, is_remote=self.endpoint.is_remote)
+                exit_report = None if attempt_id in never_sent else self._exit_report
+                lost = AttemptLostError(attempt_id, exit_report, is_remote=self.endpoint.is_remote)
                 attempt.outcome.set_exception(lost)
 
     def remove(self) -> None:

@@ -305,8 +305,8 @@ class EnginePool:
         match event:
             case Connected():
                 engine.send_hello()
-            case Disconnected():
-                engine.handle_disconnect()
+            case Disconnected(unsent):
+                engine.handle_disconnect(unsent)
                 self._remove_left()
                 _notify(self.on_change)
             case (message, data):

@@ -186,7 +186,7 @@ def _thumbnail_fields(view: EngineView, positions: Sequence[Any], sprite_sheet: 
         for thumbnail, position in zip(view.thumbnails, positions, strict=True)
     ]
     for thumbnail in thumbnails:
-        del thumbnail["offset"]  # it is of the pixels
+        del thumbnail["offset"]  # place of its pixels in the engine's frame, which clients do not get
     return {"thumbnails": thumbnails, "sprite_sheet": sprite_sheet}
 
 

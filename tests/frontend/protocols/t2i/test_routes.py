@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import random
 import re
 import socket
 import threading
@@ -61,6 +62,14 @@ def test_defaults_are_those_of_the_model(client, engine, spec):
     )
     assert (request.payload.n, request.payload.negative_prompt) == (1, None)
     assert 0 <= request.payload.seed < 2**32
+
+
+def test_seeds_differ_also_if_code_of_an_endpoint_seeds_pythons_generator(client, engine):
+    for _ in range(2):
+        random.seed(7)
+        client.post("/t2i", json={"prompt": "p", "width": 16, "height": 16})
+    first, second = [request.payload.seed for request in engine.submitted]
+    assert first != second
 
 
 def test_several_images_come_as_json_in_order(client, engine):

@@ -66,6 +66,7 @@ _NUM_FILE_THREADS = 2  # that read LoRA files: not those for uploads, which take
 _STAGES = ("queue", "image_encode", "text_encode", "denoise", "decode", "postprocess")
 _POSTPROCESS_WEIGHT = 0.1  # weight of the newest request in the smoothed time
 _NOTHING_HELD = contextlib.nullcontext()
+_SEEDS = random.Random()  # noqa: S311 - no secrets; not Python's own generator, which code of an endpoint may seed
 
 Check = Callable[[ImageRequest, RequestImageFacts], None]
 """Raises NoriaError if the protocol of a validated request does not allow it with its images."""
@@ -73,7 +74,7 @@ Check = Callable[[ImageRequest, RequestImageFacts], None]
 
 def _random_seed() -> int:
     # Exact in JavaScript's numbers, and short enough to copy by hand.
-    return random.getrandbits(32)
+    return _SEEDS.getrandbits(32)
 
 
 class GenerationService:
