@@ -32,6 +32,15 @@ def test_a_distilled_model_takes_neither_guidance_nor_a_negative_prompt(tmp_path
     assert difference(ours, theirs) <= PARITY_TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("save", "num_layers"),
+    [(tiny_models.save_flux_2_klein, 28), (tiny_models.save_flux_2_dev, 31)],
+    ids=["klein", "dev"],
+)
+def test_layers_of_the_text_encoder_that_change_nothing_are_not_kept(save, num_layers, tmp_path):
+    assert len(load(save(tmp_path))[1].model._text_encoder.layers) == num_layers
+
+
 @pytest.mark.parametrize("has_mask", [True, False])
 def test_start_images_and_masks_are_those_of_the_pipeline_without_its_reference(klein, has_mask, monkeypatch):
     """The pipeline for masks also shows the image to the transformer, as a reference, which is not served."""
