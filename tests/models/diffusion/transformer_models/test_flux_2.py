@@ -9,8 +9,8 @@ import torch
 from diffusers import Flux2KleinInpaintPipeline
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, generate
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from generating import PARITY_TOLERANCE, difference, generate, load
 from noria.sampling.schedule import shift_of_length_and_steps
 
 

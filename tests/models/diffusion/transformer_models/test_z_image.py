@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, open_pipeline
+from flow_pipelines import generate_with_pipeline, open_pipeline
 from flow_pipelines import make_request as make_flow_request
-from generating import difference, generate
+from generating import PARITY_TOLERANCE, difference, generate, load
 from noria.engine.diffusion import step_batch
 from noria.engine.loop import StepLoop
 from noria.errors import InvalidField
