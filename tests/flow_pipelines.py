@@ -1,4 +1,4 @@
-"""Flow models loaded for tests, and the images of diffusers' own pipelines."""
+"""Requests of flow models, and the images of diffusers' own pipelines."""
 
 import json
 import pathlib
@@ -9,23 +9,10 @@ import torch
 from diffusers import DiffusionPipeline
 from transformers import PreTrainedTokenizerFast
 
-from noria.config import EngineConfig
-from noria.engine.diffusion.executor import DiffusionExecutor
-from noria.models.catalog import open_model
-from noria.models.families import FAMILIES
 from noria.testing.requests import make_image_request
 from pipelines import run_pipeline, set_scheduler
 
-PARITY_TOLERANCE = 2
 PROMPTS = ["a red circle", "a blue square", "red red red"]
-
-
-def load(folder, device="cpu", **settings):
-    """Return a folder's spec and executor, in float32."""
-    torch.set_num_threads(1)
-    spec = open_model(str(folder))
-    config = EngineConfig(**{"dtype": "float32", "slots": 8, "threads": 1} | settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
 
 
 def open_pipeline(folder):

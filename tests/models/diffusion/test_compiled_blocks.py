@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch._dynamo.utils import counters
 
 import tiny_models
-from flow_pipelines import load, make_request
-from generating import final_latents, generate, relative
+from flow_pipelines import make_request
+from generating import final_latents, generate, load, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import torch
 
-from flow_pipelines import load, make_request
-from generating import generate
+from flow_pipelines import make_request
+from generating import generate, load
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor

@@ -158,7 +158,7 @@ def _encoder_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
 
 
 def _classifier_folder(source: str, parent: pathlib.Path) -> pathlib.Path:
-    found = _Source(source, "safety_classifiers", "classifier", f"{_NAME}{_REVISION}", "ORG/NAME[@REVISION]")
+    found = _Source(source, "safety_classifiers", "safety classifier", f"{_NAME}{_REVISION}", "ORG/NAME[@REVISION]")
     return found.link(parent, {found.name: found.download(_CLASSIFIER_FILES)}) / found.name
 
 

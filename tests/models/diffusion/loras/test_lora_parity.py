@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, generate
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from generating import PARITY_TOLERANCE, difference, generate, load
 from lora_files import layers_of, random_matrices, save_diffusers_lora
 from noria.errors import ModelError
 from noria.models.adapters.lora_folders import digest_of

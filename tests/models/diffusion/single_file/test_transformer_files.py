@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 import single_files
 import tiny_models
-from flow_pipelines import load, make_request
-from generating import generate
+from flow_pipelines import make_request
+from generating import generate, load
 from gguf_files import gguf_bytes
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, ModelError

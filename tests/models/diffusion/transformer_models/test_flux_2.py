@@ -9,8 +9,8 @@ import torch
 from diffusers import Flux2KleinInpaintPipeline
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, generate
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from generating import PARITY_TOLERANCE, difference, generate, load
 from noria.sampling.schedule import shift_of_length_and_steps
 
 
@@ -30,6 +30,15 @@ def test_a_distilled_model_takes_neither_guidance_nor_a_negative_prompt(tmp_path
     ours = generate(executor, [request])[request.request_id, 0]
     theirs = generate_with_pipeline(open_pipeline(folder), make_request(0, guidance_scale=1.0))
     assert difference(ours, theirs) <= PARITY_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("save", "num_layers"),
+    [(tiny_models.save_flux_2_klein, 28), (tiny_models.save_flux_2_dev, 31)],
+    ids=["klein", "dev"],
+)
+def test_layers_of_the_text_encoder_that_change_nothing_are_not_kept(save, num_layers, tmp_path):
+    assert len(load(save(tmp_path))[1].model._text_encoder.layers) == num_layers
 
 
 @pytest.mark.parametrize("has_mask", [True, False])

@@ -5,14 +5,12 @@ import PIL.Image
 import pytest
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, open_pipeline
+from flow_pipelines import generate_with_pipeline, open_pipeline
 from flow_pipelines import make_request as make_flow_request
-from generating import difference, final_latents, relative
+from generating import LATENTS_TOLERANCE, PARITY_TOLERANCE, difference, final_latents, load, relative
 from noria.errors import InvalidField, ModelError
 from noria.models.catalog import open_model
 from start_images import frame, generate_all, mask_of, start_pixels
-
-LATENTS_TOLERANCE = 1e-5  # relative
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 
 import tiny_models
-from flow_pipelines import PROMPTS, load, make_request
-from generating import difference, generate
+from flow_pipelines import PROMPTS, make_request
+from generating import difference, generate, load
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor

@@ -223,9 +223,16 @@ def on_meta(make, dtype=torch.bfloat16):
         (lambda: SD3Transformer2DModel(**_SD3_MEDIUM), [2.03], 4.1, (333, 4096), 2.7),
         (lambda: SD3Transformer2DModel(**_SD3_LARGE), [8.06], 16.1, (333, 4096), 2.7),
     ],
+    ids=[
+        *("Z-Image", "Qwen-Image", "Krea 2", "Lumina 2", "FLUX.1 dev", "FLUX.2 klein", "FLUX.2 dev", "Qwen-Image 2.1"),
+        *("Chroma", "Sana 0.6B", "Sana 1.6B", "PixArt-Σ", "SD 3 medium", "SD 3.5 large"),
+    ],
 )
 def test_parameters_and_memory_are_the_figures_of_the_documents(make, parameters, gigabytes, prompt, prompt_megabytes):
-    """The figures of docs/models.md, in 16 bits; parameters are a number, or billions."""
+    """The figures of docs/models.md, in 16 bits; parameters are a number, or billions.
+
+    Of Stable Diffusion 3 they are those of the transformer alone.
+    """
     counts = [sum(each.numel() for each in part.parameters()) for part in on_meta(make)]
     rounded = [
         count if isinstance(expected, int) else round(count / 1e9, 2)

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, generate
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from generating import PARITY_TOLERANCE, difference, generate, load
 
 
 def test_without_a_negative_prompt_an_image_is_not_guided(tiny_qwen_image_folder):

@@ -6,14 +6,12 @@ import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, open_pipeline
-from generating import difference, final_latents, generate, relative
+from flow_pipelines import generate_with_pipeline, open_pipeline
+from generating import LATENTS_TOLERANCE, PARITY_TOLERANCE, difference, final_latents, generate, load, relative
 from noria.errors import InvalidField, ModelError
 from noria.images import reference_size
 from noria.images.reference_size import place_reference, prompt_size
 from qwen_pipelines import request_with_references, shown_images
-
-LATENTS_TOLERANCE = 1e-5  # relative
 
 
 @pytest.fixture(scope="module", autouse=True)

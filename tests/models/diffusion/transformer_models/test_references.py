@@ -13,8 +13,17 @@ from diffusers import Flux2KleinInpaintPipeline, FluxKontextInpaintPipeline
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
-from generating import difference, final_latents, generate, moved_image, relative
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from generating import (
+    LATENTS_TOLERANCE,
+    PARITY_TOLERANCE,
+    difference,
+    final_latents,
+    generate,
+    load,
+    moved_image,
+    relative,
+)
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -30,7 +39,6 @@ from noria.scheduling.step.scheduler import StepScheduler
 
 # Sizes of images that both pipelines accept, with 9, 12, 10, 8 and 16 patches a side.
 SHAPES = [(72, 72), (96, 64), (80, 72), (64, 64), (64, 128)]
-LATENTS_TOLERANCE = 1e-5  # relative
 
 
 @pytest.fixture(scope="module", params=["kontext", "klein", "dev"])

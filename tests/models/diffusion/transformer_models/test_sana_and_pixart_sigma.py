@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
-from generating import assert_adapter_changes_its_image_alone, difference, generate
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from generating import PARITY_TOLERANCE, assert_adapter_changes_its_image_alone, difference, generate, load
 from noria.errors import InvalidField
 from noria.images import scheduler_names
 from noria.protocol.diffusion import Lora

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, open_pipeline
+from flow_pipelines import generate_with_pipeline, open_pipeline
 from flow_pipelines import make_request as make_flow_request
-from generating import difference, generate
-from noria.engine.diffusion import executor as diffusion
+from generating import PARITY_TOLERANCE, difference, generate, load
+from noria.engine.diffusion import step_batch
 from noria.engine.loop import StepLoop
 from noria.errors import InvalidField
 from noria.protocol.diffusion import Lora
@@ -43,7 +43,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_for_all_sizes(executor, monk
     failing = []
     requests = [make_request(number) for number in range(4)]
     undisturbed = generate(executor, requests)
-    real = diffusion.next_samples
+    real = step_batch.next_samples
 
     def next_samples(*arguments):
         failing.append(arguments)
@@ -51,7 +51,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_for_all_sizes(executor, monk
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(*arguments)
 
-    monkeypatch.setattr(diffusion, "next_samples", next_samples)
+    monkeypatch.setattr(step_batch, "next_samples", next_samples)
     images = generate(executor, requests)
     assert all(difference(images[key], image) <= 1 for key, image in undisturbed.items())
 

@@ -1,34 +1,23 @@
 """Stable Diffusion XL in the running batch, compared with diffusers' own pipeline and with itself alone."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 
 import tiny_models
-from flow_pipelines import PARITY_TOLERANCE, load
-from generating import difference, generate
+from generating import PARITY_TOLERANCE, difference, generate, load
 from noria.engine.diffusion import loading
 from noria.errors import ModelError
 from noria.models.catalog import open_model
 from noria.models.diffusion import vae
 from noria.models.diffusion.conditioning import collate
 from noria.testing.requests import make_image_request
-from pipelines import run_pipeline, set_scheduler
+from pipelines import open_pipeline, run_pipeline, set_scheduler
 
 # They stand for one call and two a step, with noise and with a history; `sampling/test_parity.py` has all.
 KINDS = ("euler", "pndm", "heun", "kdpm2-a", "dpm++2m-sde", "unipc")
 PROMPTS = ["a red circle", "a blue square above a green star", "a large ring at the top left"]
-
-
-def open_pipeline(folder, pipeline_class=StableDiffusionXLPipeline, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers' own schedulers use deprecated features of numpy
-        pipe = pipeline_class.from_pretrained(folder, dtype=torch.float32, **options)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +27,7 @@ def xl(tiny_xl_folder):
 
 @pytest.fixture(scope="module")
 def pipeline(tiny_xl_folder):
-    return open_pipeline(tiny_xl_folder)
+    return open_pipeline(StableDiffusionXLPipeline, tiny_xl_folder)
 
 
 def make_request(spec, number, **fields):
@@ -120,7 +109,9 @@ def test_a_folder_can_say_that_an_absent_negative_prompt_is_empty(tmp_path):
     spec, executor = load(folder)
     absent, empty = (generate(executor, [make_request(spec, 1, negative_prompt=text)])["r1", 0] for text in (None, ""))
     assert np.array_equal(absent, empty)
-    assert_like_the_pipeline(executor, open_pipeline(folder), make_request(spec, 1, negative_prompt=None))
+    assert_like_the_pipeline(
+        executor, open_pipeline(StableDiffusionXLPipeline, folder), make_request(spec, 1, negative_prompt=None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +128,7 @@ def test_the_schedulers_own_settings_are_the_folders(tmp_path, scheduler, name):
     folder = tiny_models.save_stable_diffusion_xl(tmp_path, scheduler=scheduler)
     spec, executor = load(folder)
     assert spec.default_scheduler == name or "steps_offset" in scheduler
-    pipe = open_pipeline(folder)
+    pipe = open_pipeline(StableDiffusionXLPipeline, folder)
     for steps, guidance in ((1, 0.0), (4, 1.0), (5, 3.0)):
         request = make_request(spec, 1, scheduler=name, inference_steps=steps, guidance_scale=guidance)
         assert_like_the_pipeline(executor, pipe, request)
@@ -152,7 +143,7 @@ def test_an_lcm_takes_the_guidance_scale_itself_in_one_row(tmp_path, monkeypatch
     monkeypatch.setattr(
         executor.model, "predict", lambda latents, *rest: rows.append(len(latents)) or real(latents, *rest)
     )
-    pipe = open_pipeline(folder)
+    pipe = open_pipeline(StableDiffusionXLPipeline, folder)
     requests = [make_request(spec, k, scheduler="lcm", guidance_scale=1.0 + 7 * k, inference_steps=3) for k in range(3)]
     images = generate(executor, requests)
     assert rows == [3, 3, 3]
@@ -187,7 +178,7 @@ def test_warming_up_fills_each_bucket_of_a_model_with_one_row_an_image(tmp_path,
 def test_a_stable_diffusion_with_embedded_guidance_gives_the_image_of_its_pipeline(tmp_path):
     folder = tiny_models.save_stable_diffusion(tmp_path, unet={"time_cond_proj_dim": 16})
     spec, executor = load(folder)
-    pipe = open_pipeline(folder, StableDiffusionPipeline, safety_checker=None)
+    pipe = open_pipeline(StableDiffusionPipeline, folder, safety_checker=None)
     for guidance in (1.0, 8.0):
         request = make_request(spec, 1, scheduler="lcm", inference_steps=4, guidance_scale=guidance)
         assert_like_the_pipeline(executor, pipe, request)
@@ -197,7 +188,7 @@ def test_latents_with_mean_and_deviation_are_decoded_as_by_the_pipeline(tmp_path
     statistics = {"latents_mean": [-1.6, 1.2, 0.4, -2.6], "latents_std": [8.4, 5.9, 5.3, 4.8]}
     folder = tiny_models.save_stable_diffusion_xl(tmp_path, vae=statistics)
     spec, executor = load(folder)
-    assert_like_the_pipeline(executor, open_pipeline(folder), make_request(spec, 1))
+    assert_like_the_pipeline(executor, open_pipeline(StableDiffusionXLPipeline, folder), make_request(spec, 1))
     pixels = torch.rand(2, 3, 32, 32) * 2 - 1
     with torch.inference_mode():
         mode = executor.model._vae._vae.encode(pixels).latent_dist.mode()
@@ -209,7 +200,7 @@ def test_latents_with_mean_and_deviation_are_decoded_as_by_the_pipeline(tmp_path
 def test_tiles_are_decoded_as_by_the_pipeline(tmp_path):
     folder = tiny_models.save_stable_diffusion_xl(tmp_path, vae={"sample_size": 16})
     spec, executor = load(folder, vae_tiling=True)
-    pipe = open_pipeline(folder)
+    pipe = open_pipeline(StableDiffusionXLPipeline, folder)
     pipe.vae.enable_tiling()
     request = make_request(spec, 1)
     assert_like_the_pipeline(executor, pipe, request)
@@ -245,7 +236,7 @@ def test_the_deviation_of_guided_outputs_is_rescaled_as_by_the_pipeline(tiny_xl_
     shutil.copytree(tiny_xl_folder, folder)
     (folder / "noria.json").write_text('{"guidance_rescale": 0.7}')
     spec, executor = load(folder)
-    pipe = open_pipeline(folder)
+    pipe = open_pipeline(StableDiffusionXLPipeline, folder)
     for guidance in (1.0, 9.0):
         request = make_request(spec, 1, guidance_scale=guidance)
         assert_like_the_pipeline(executor, pipe, request, guidance_rescale=0.7)

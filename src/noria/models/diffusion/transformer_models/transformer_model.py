@@ -142,9 +142,7 @@ class TransformerModel(LatentModel):
         tokens_BTD = tokens_BTD.to(self.device, self.dtype)
         placed = {name: each.to(self.device, self.dtype) for name, each in (vectors or {}).items()}
         return [
-            Conditioning(
-                {"encoder_hidden_states": tokens_BTD[b]}, {name: each[b] for name, each in placed.items()}, cut
-            )
+            Conditioning({"encoder_hidden_states": tokens_TD}, {name: each[b] for name, each in placed.items()}, cut)
             for b, (tokens_TD, cut) in enumerate(zip(tokens_BTD, num_cut, strict=True))
         ]
 
