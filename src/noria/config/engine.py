@@ -42,7 +42,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Count, ...],
         Meta(
             description="batch sizes, in UNet rows, that a step is padded to (a guided image has two rows); empty is "
-            "no padding, one number makes every image bitwise independent of the load"
+            "no padding, one number makes images bitwise independent of the load: docs/models.md"
         ),
     ] = ()
     decode_batch: Annotated[

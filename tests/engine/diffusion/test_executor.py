@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import start_images
@@ -35,6 +35,7 @@ from noria.images import scheduler_names
 from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.conditioning import Conditioning
 from noria.protocol.diffusion import Lora
+from noria.sampling.guidance import Guidance
 from noria.sampling.previews import downscale
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason
@@ -104,7 +105,7 @@ def varied_requests(lora):
         start_images.make_request(
             k,
             scheduler=names[k % 6],
-            inference_steps=12 + k,
+            inference_steps=9 + k % 4,
             calls=1.0 if k % 6 > 3 else [0.5, 0.33, 1.0, 0.7, 0.4][k % 5],
             guidance_scale=1.0 + 11 * (k % 5) / 4,
             loras=(lora,) * (k % 3 == 0),
@@ -169,6 +170,7 @@ def generate_disturbed(executors, requests, num_slots):
     ),
     st.integers(1, 4),
 )
+@example(chosen=[(0, 0, None, "low"), (1, 0, 1, "low"), (3, 0, None, "low")], num_slots=2)  # 1, then all have the LoRA
 @settings(max_examples=6)
 def test_an_image_is_that_alone_whatever_else_runs_is_evicted_and_moves(varied, chosen, num_slots):
     executors, requests, alone = varied
@@ -180,6 +182,22 @@ def test_an_image_is_that_alone_whatever_else_runs_is_evicted_and_moves(varied, 
     assert len(images) == len(chosen)
     for number, *_ in chosen:
         assert np.array_equal(images[f"r{number}"], alone[number]), requests[number]
+
+
+def test_with_one_bucket_guidance_combines_one_number_of_images(tiny, monkeypatch):
+    """A GPU sums the norms of another number of images in another order."""
+    spec, executor = tiny
+    real, combined = Guidance.combine, []
+
+    def combine(self, cond_BCHW, uncond_BCHW, scale_B):
+        combined.append((len(cond_BCHW), len(uncond_BCHW), len(scale_B)))
+        return real(self, cond_BCHW, uncond_BCHW, scale_B)
+
+    monkeypatch.setattr(Guidance, "combine", combine)
+    config = msgspec.structs.replace(executor.config, buckets=(8,))
+    requests = [make_request(spec, number) for number in range(3)]
+    assert_as_alone(DiffusionExecutor(executor.model, config), requests, [0, 2, 3], tolerance=0)
+    assert {*combined} == {(8, 8, 8)}
 
 
 def test_an_image_alone_equals_the_image_in_a_mixed_staggered_batch(tiny):

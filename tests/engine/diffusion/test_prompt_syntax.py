@@ -7,7 +7,17 @@ import msgspec
 import pytest
 import torch
 
-from generating import assert_as_alone, difference, evicted_image, final_latents, generate, load, moved_image, relative
+from generating import (
+    LATENTS_TOLERANCE,
+    assert_as_alone,
+    difference,
+    evicted_image,
+    final_latents,
+    generate,
+    load,
+    moved_image,
+    relative,
+)
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.request import steps_of_calls
 from noria.errors import InvalidField
@@ -131,6 +141,15 @@ def test_prompts_of_other_lengths_share_calls_and_are_as_alone(executor):
         for k, text in enumerate(texts)
     ]
     assert_as_alone(executor, requests, [0, 1, 0, 2, 1, 0, 0, 1])
+
+
+def test_with_padded_rows_prompts_of_other_lengths_change_bits_and_those_of_one_length_none(tiny_folder, monkeypatch):
+    _, executor = load(tiny_folder, buckets=(8,))
+    short, other, long = (make_request(k, text, prompt_syntax="a1111") for k, text in enumerate(("a", "a star", LONG)))
+    alone = final_latents(executor, [short], monkeypatch)["r0"]
+    assert torch.equal(final_latents(executor, [short, other], monkeypatch)["r0"], alone)
+    beside_long = final_latents(executor, [short, long], monkeypatch)["r0"]
+    assert 0 < relative(beside_long, alone) <= LATENTS_TOLERANCE
 
 
 STRONG = 30.0

@@ -161,8 +161,16 @@ class GuidedCalls:
             unguided = np.float32(self._model.guidance.active_above)
             is_guided = [b in negative_rows for b in of_size]
             scales_B = np.where(is_guided, np.maximum(scales[of_size.start : of_size.stop], unguided), unguided)
-            combined.append(self._model.guidance.combine(prompted, uncond, self._to_device(scales_B)))
+            combined.append(self._combine(prompted, uncond, self._to_device(scales_B)))
         return combined
+
+    def _combine(self, cond_BCHW: torch.Tensor, uncond_BCHW: torch.Tensor, scale_B: torch.Tensor) -> torch.Tensor:
+        """Return the guided outputs; with one bucket, of so many images, since norms of fewer may round otherwise."""
+        num_images = len(cond_BCHW)
+        if len(self._buckets) == 1 and num_images < self._buckets[0]:
+            at = self._to_device([*range(num_images)] + [0] * (self._buckets[0] - num_images))
+            cond_BCHW, uncond_BCHW, scale_B = cond_BCHW[at], uncond_BCHW[at], scale_B[at]
+        return self._model.guidance.combine(cond_BCHW, uncond_BCHW, scale_B)[:num_images]
 
     def _control_rows(self, positions: Sequence[int], controls: Sequence[Sequence[ActiveControl]]) -> list[ControlRows]:
         """Return the rows that each ControlNet steers, of a call with the images at `positions`."""

@@ -115,8 +115,17 @@ def _places(denoiser: Any) -> list[_Place]:
 class IpAdapters:
     """The loaded IP-Adapters of one model, by name."""
 
-    def __init__(self, adapters: Mapping[str, IpAdapter], denoiser: Any, *, has_compiled_blocks: bool) -> None:
+    def __init__(
+        self,
+        adapters: Mapping[str, IpAdapter],
+        denoiser: Any,
+        *,
+        has_compiled_blocks: bool,
+        for_all_rows: bool = False,
+    ) -> None:
+        """With `for_all_rows`, a row's bits do not depend on which other rows have an image."""
         self.by_name, self._denoiser, self._has_compiled_blocks = adapters, denoiser, has_compiled_blocks
+        self._for_all_rows = for_all_rows
         self._places = _places(denoiser) if adapters else []
         self._rows: Sequence[KeysValues | None] = ()  # those of the last call
         self._stacks: list[list[_Stack]] = []  # stacks of these, by place
@@ -150,10 +159,12 @@ class IpAdapters:
         stacks: list[list[_Stack]] = [[] for _ in self._places]
         for positions in by_length.values():
             of_rows = [row for r in positions if (row := rows[r]) is not None]
-            positions_A = torch.tensor(positions, device=of_rows[0][0][0].device)
+            num_padding = len(rows) - len(positions) if self._for_all_rows else 0
+            of_rows += of_rows[:1] * num_padding
+            positions_A = torch.tensor(positions + positions[:1] * num_padding, device=of_rows[0][0][0].device)
             for of_layer, pairs in zip(stacks, zip(*of_rows, strict=True), strict=True):
                 keys, values = (torch.stack(each) for each in zip(*pairs, strict=True))
-                of_layer.append(_Stack(positions_A, keys, values))
+                of_layer.append(_Stack(positions_A, keys, values, len(positions)))
         self._rows, self._stacks = rows, stacks
 
 
@@ -163,6 +174,7 @@ class _Stack(NamedTuple):
     positions_A: torch.Tensor
     keys_ATI: torch.Tensor
     values_ATI: torch.Tensor
+    num_rows: int  # those after these are padding
 
 
 class _Hooks:
@@ -197,14 +209,14 @@ class _Hooks:
         """Return [R, N, I] with what the queries read of the images, in their rows."""
         assert self._queries_RNI is not None
         queries_RNI, self._queries_RNI = self._queries_RNI, None
-        for at, keys_ATI, values_ATI in self._stacks:
+        for at, keys_ATI, values_ATI, num_rows in self._stacks:
             queries, keys, values = (
                 each.view(*each.shape[:2], self._heads, -1).transpose(1, 2)
                 for each in (queries_RNI[at], keys_ATI, values_ATI)
             )
             read = torch.nn.functional.scaled_dot_product_attention(queries, keys, values)
-            read_ANI = read.transpose(1, 2).flatten(2)
-            outputs_RNI = outputs_RNI.index_add(0, at, read_ANI.to(outputs_RNI.dtype))
+            read_ANI = read[:num_rows].transpose(1, 2).flatten(2)
+            outputs_RNI = outputs_RNI.index_add(0, at[:num_rows], read_ANI.to(outputs_RNI.dtype))
         return outputs_RNI
 
 
@@ -222,7 +234,8 @@ def load_ip_adapters(spec: DiffusionModelSpec, denoiser: Any, config: EngineConf
     if files:
         check_not_compiled(config, "ip_adapters")
     adapters = {} if device == "meta" else {name: _load(file, denoiser, config, device) for name, file in files.items()}
-    return IpAdapters(adapters, denoiser, has_compiled_blocks=bool(config.compile_blocks))
+    is_padded = len(config.buckets) == 1
+    return IpAdapters(adapters, denoiser, has_compiled_blocks=bool(config.compile_blocks), for_all_rows=is_padded)
 
 
 def _load(file: IpAdapterFile, denoiser: Any, config: EngineConfig, device: str) -> IpAdapter:

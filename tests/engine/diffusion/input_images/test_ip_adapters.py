@@ -189,6 +189,17 @@ def test_with_padded_rows_they_are_equal_in_every_bit(name, tmp_path, request):
     assert_as_alone(executor, mixed(executor)[:8], [(7 * k) % 4 for k in range(8)], frame, tolerance=0)
 
 
+def test_with_padded_rows_attention_reads_as_many_rows_whichever_have_an_image(tiny_folder, tmp_path):
+    _, executor = load_with(tiny_folder, save_ip_adapters(tmp_path / "models", tiny_folder), buckets=(8,))
+    adapters, shown = executor.model.ip_adapters, []
+    image = executor.prepare(request := make_request(executor, 1, 0), frame(request)).image_prompt
+    type(image).encode([image], executor.model, 1)
+    for rows in ([image.tokens.positive] * 8, [None, image.tokens.positive] + [None] * 6):
+        with torch.inference_mode(), adapters.applied(rows):
+            shown.append([len(stack.keys_ATI) for stacks in adapters._stacks for stack in stacks])
+    assert shown[0] == shown[1] == [8] * len(adapters._places)
+
+
 def test_moved_and_evicted_images_are_those_of_an_undisturbed_run(served):
     _, executor, _ = served
     request = make_request(executor, 1, 2, inference_steps=6)

@@ -257,6 +257,39 @@ def test_rows_without_an_adapter_are_untouched_whatever_the_others_have(pattern)
     lora_rows.clear()
 
 
+@torch.no_grad()
+def test_a_row_of_a_padded_call_does_not_depend_in_any_bit_on_which_others_have_adapters():
+    generator = torch.Generator().manual_seed(1)
+    part = torch.nn.ModuleDict({"linear": torch.nn.Linear(16, 32), "convolution": torch.nn.Conv2d(4, 16, 3, padding=1)})
+    shapes = {"linear": ((2, 16), (32, 2)), "convolution": ((2, 4, 3, 3), (16, 2))}
+    sets = [NO_ADAPTERS]
+    for number in range(2):
+        layers = {
+            name: LoraLayer(*(torch.randn(shape, generator=generator) for shape in of_layer))
+            for name, of_layer in shapes.items()
+        }
+        sets.append(Adapters((Adapter(str(number), LoraWeights({"part": layers}), 1.0),)))
+    inputs = {
+        "linear": torch.randn(8, 24, 16, generator=generator),
+        "convolution": torch.randn(8, 4, 8, 12, generator=generator).contiguous(memory_format=torch.channels_last),
+    }
+
+    def outputs(rows, *, for_all_rows=True):
+        lora_rows = LoraRows("part", part, for_all_rows=for_all_rows)
+        with lora_rows.applied([sets[int(k)] for k in rows]):
+            made = {name: part[name](each) for name, each in inputs.items()}
+        lora_rows.clear()
+        return made
+
+    of_all, bare = outputs("11111111"), {name: part[name](each) for name, each in inputs.items()}
+    for rows in ("10000000", "10100000", "11110000", "10101011", "12020121", "10022002"):
+        for name, made in outputs(rows).items():
+            for row, adapters in enumerate(rows):
+                if adapters != "2":
+                    expected = of_all if adapters == "1" else bare
+                    assert torch.equal(made[row], expected[name][row]), (rows, name, row)
+
+
 def test_prompts_are_encoded_once_for_each_adapter_of_a_text_encoder(loaded, monkeypatch):
     spec, _, folder, _ = loaded
     executor = DiffusionExecutor(loaded[1].model, loaded[1].config)

@@ -20,11 +20,12 @@ from noria.models.diffusion.weight_streaming import stored_value
 
 
 class Rows(NamedTuple):
-    """Rows of a call that have adapters of one stack."""
+    """Rows of a call that have adapters of one stack, or all rows of a call in which some have."""
 
     at: slice | torch.Tensor  # a slice where they follow one another: then nothing is copied
     positions_A: torch.Tensor | None  # which set of the stack each row has; None: all have the only one
     num_rows: int
+    adapted: torch.Tensor | None = None  # which of all rows have adapters; None: all of these
 
     def of_set(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor of each row, [A, …] of [L, …]."""
@@ -113,10 +114,12 @@ class LayerHook:
         inputs = inputs.to(changed.dtype)  # a quantized layer's weight does not tell it before the call
         for stack in stacks:
             for rows in self._call.rows_of(stack.keys):
-                of_rows = changed[rows.at]
+                of_rows = changed[rows.at] if rows.adapted is None else changed.clone()
                 tensors = (rows.of_set(each).to(changed.dtype) for each in stack.tensors)
                 stack.apply(module, inputs[rows.at], of_rows, *tensors)
-                if isinstance(rows.at, torch.Tensor):  # else it is a part of the tensor itself
+                if rows.adapted is not None:
+                    changed.index_copy_(0, rows.adapted, of_rows[rows.adapted])
+                elif isinstance(rows.at, torch.Tensor):  # else it is a part of the tensor itself
                     changed.index_copy_(0, rows.at, of_rows)
 
 

@@ -6,6 +6,10 @@ a set the ranks are joined and the vectors added, and each row takes those of it
 goes into the layers and what comes out; the model itself stays as it is. Rows without an adapter are not touched at
 all, so they are equal in every bit to those of the bare model; and without adapters in the batch no hook does anything.
 
+A kernel's result may differ in the last bit with its number of rows. Where calls are padded to one number, so that
+images are equal in every bit whatever else runs, the additions are made for all rows of a call with adapters, from
+tensors that are gathered by row, and those of rows without an adapter are dropped.
+
 Sets are stacked by the shapes of their tensors, ranks padded, so that a large one makes no other large. Stacks are kept
 while the sets in them are held by requests, whichever rows have them at a call.
 
@@ -29,9 +33,12 @@ _MAX_RUNS = 2  # runs of rows in a guided batch, whose rows with and without a p
 class LoraRows:
     """The adapters of the rows of the calls of one part of a model."""
 
-    def __init__(self, name: str, part: torch.nn.Module) -> None:
-        """`name` is that of the part in `LoraWeights.layers`."""
-        self._name, self._part = name, part
+    def __init__(self, name: str, part: torch.nn.Module, *, for_all_rows: bool = False) -> None:
+        """`name` is that of the part in `LoraWeights.layers`.
+
+        With `for_all_rows`, a row's bits do not depend on which other rows have adapters.
+        """
+        self._name, self._part, self._for_all_rows = name, part, for_all_rows
         self._held: weakref.WeakValueDictionary[AdaptersKey, Adapters] = weakref.WeakValueDictionary()
         self._stacked: tuple[AdaptersKey, ...] = ()  # the sets of which the hooks are
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -106,6 +113,8 @@ class LoraRows:
     def rows_of(self, keys: tuple[AdaptersKey, ...]) -> list[Rows]:
         """Return the rows that have one of these sets, in at most two runs of rows that follow one another, or in one.
 
+        With `for_all_rows`, these are all rows.
+
         The list is empty if no row has one.
         """
         if keys not in self._rows_of:
@@ -114,6 +123,10 @@ class LoraRows:
 
     def _find_rows(self, keys: tuple[AdaptersKey, ...]) -> list[Rows]:
         found = [row for row, key in enumerate(self._rows) if key in keys]
+        if found and self._for_all_rows:
+            adapted = None if len(found) == self.num_rows else self._to_device(found)
+            positions = [keys.index(key) if key in keys else 0 for key in self._rows]
+            return [Rows(slice(None), self._to_device(positions), self.num_rows, adapted)]
         runs: list[list[int]] = []
         for row in found:
             if runs and runs[-1][-1] == row - 1:

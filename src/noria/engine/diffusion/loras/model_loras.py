@@ -51,7 +51,9 @@ class ModelLoras:
         self.cache = LoraCache(
             {name: next(part.parameters()).device for name, part in model.lora_parts.items()}, config.lora_cache_bytes
         )
-        self._rows = {name: LoraRows(name, part) for name, part in model.lora_parts.items()} if self._folders else {}
+        parts = model.lora_parts if self._folders else {}
+        is_padded = len(config.buckets) == 1
+        self._rows = {name: LoraRows(name, part, for_all_rows=is_padded) for name, part in parts.items()}
         self._denoiser = next(iter(model.lora_parts), "")  # all other parts encode prompts
         self._rejected: dict[pathlib.Path, tuple[tuple[int, ...], str]] = {}  # by file: its version, and why
 
