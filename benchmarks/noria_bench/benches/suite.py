@@ -96,7 +96,7 @@ class RunPlan:
 
 @dataclass
 class _Recording:
-    """What is known of a run so far."""
+    """The state of a run so far."""
 
     plan: RunPlan
     header: dict[str, Any]
