@@ -41,7 +41,7 @@ OPEN_PATHS = {
         "/lineage",
         "/drift",
         "/docs",
-        "/docs/{name}",
+        "/docs/{name:path}",
         "/pages/{name:path}",
     ),
 }
