@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import os
+import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -25,7 +28,7 @@ from noria.protocol.transport import (
     unpack,
 )
 from noria.testing.fake_engine import open_channel
-from waiting import TIMEOUT_S
+from waiting import TIMEOUT_S, wait_until_async
 
 LOAD = EngineLoad(1.0, 2, 3, 4)
 
@@ -155,6 +158,38 @@ def test_no_message_is_missed_while_both_sides_send(address):
 
     run(scenario)
     channel.close()
+
+
+def test_what_arrives_while_the_engine_sends_wakes_its_thread_once(address):
+    channel, inbox, may_read = EngineChannel(address), queue.Queue(), threading.Event()
+
+    def on_message(client, message, _data):
+        inbox.put((client, message))
+        may_read.wait(TIMEOUT_S)
+
+    channel.start(on_message)
+
+    async def scenario():
+        connection = EngineConnection(address)
+        events = connection.events()
+        assert await anext(events) == Connected()
+        connection.send(Hello("a"))
+        client, _ = await asyncio.to_thread(inbox.get)
+        connection.send(LoadAck())
+        while not is_awake(channel):
+            channel.send(client, LOAD)
+            await asyncio.sleep(0.01)
+        may_read.set()
+        assert (await asyncio.to_thread(inbox.get))[1] == LoadAck()
+        await wait_until_async(lambda: not is_awake(channel))
+        connection.close()
+
+    run(scenario)
+    channel.close()
+
+
+def is_awake(channel):
+    return bool(select.select([channel._wake], [], [], 0)[0])
 
 
 def test_a_lost_engine_is_noticed_and_found_again(address):
