@@ -4,17 +4,21 @@ import numpy as np
 import pytest
 
 from noria.sampling.compile import compile_sampler
+from noria.sampling.schedule import Schedule
 from noria.sampling.tables import (
     NOISE_COLUMN,
     NUM_COLUMNS,
     WINDOW,
     SamplerTable,
+    concatenate_tables,
     fold,
     num_columns,
     output_column,
     ring_window,
     sample_column,
+    window_of,
 )
+from sampling.toy_model import STABLE_DIFFUSION
 
 
 def table(**changes) -> SamplerTable:
@@ -51,8 +55,10 @@ def coefficients_with(call: int, column: int) -> np.ndarray:
         ({"coefficients": np.zeros((2, 3), np.float32)}, "shape"),
         ({"input_scale": np.array([1, np.nan], np.float32)}, "not a number"),
         ({"init_noise_sigma": 0.0}, "init_noise_sigma"),
+        ({"init_noise_sigma": np.inf}, "init_noise_sigma"),
         ({"window": WINDOW + 1}, "window"),
-        ({"image_weights": np.ones((2, 2), np.float32)}, "image_weights must have shape"),
+        ({"window": 0}, "window"),
+        ({"image_weights": np.ones((2, 2), np.float32)}, r"image_weights must have shape \(3, 2\), not \(2, 2\)"),
         ({"image_weights": np.full((3, 2), np.nan, np.float32)}, "not a number"),
         ({"coefficients": coefficients_with(1, NOISE_COLUMN)}, "without noise"),
         ({"coefficients": coefficients_with(0, sample_column(3))}, "before the first call"),
@@ -71,6 +77,52 @@ def test_a_table_is_read_only():
         read_only.coefficients[0, 0] = 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         read_only.num_steps = 3
+
+
+def test_a_call_weighs_the_history_that_its_coefficients_and_later_ones_name():
+    assert [table().weighed_from(call) for call in (0, 1)] == [((0,), ()), ((1,), ())]
+    calls = 7
+    coefficients = np.ones((calls, NUM_COLUMNS), np.float32)
+    for call in range(WINDOW - 1):
+        coefficients[call, [*range(call + 1, WINDOW), *range(WINDOW + call + 1, 2 * WINDOW)]] = 0
+    fields = {"timesteps": np.ones(calls, np.float32), "input_scale": np.ones(calls), "noise": np.ones(calls, bool)}
+    whole = table(coefficients=coefficients, **fields)
+    assert [whole.weighed_from(call) for call in (0, 2, 6)] == [
+        ((0,), ()),
+        ((0, 1, 2), (0, 1)),
+        ((3, 4, 5, 6), (3, 4, 5)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ddim", "euler", "heun"])
+@pytest.mark.parametrize("timestep", [250, 500])
+def test_a_table_that_begins_below_a_timestep_is_the_end_of_the_whole_one(name, timestep):
+    """It has all calls below it, and of a method with two calls a step also the first one of a step."""
+    whole = compile_sampler(name, STABLE_DIFFUSION, 10)
+    end = compile_sampler(name, STABLE_DIFFUSION, 10, schedule=Schedule(begins_below=timestep))
+    num_calls = int((whole.timesteps < timestep).sum())
+    num_calls += num_calls % 2 == 0 and name == "heun"
+    assert end.num_calls == num_calls
+    joined = concatenate_tables(whole, whole.num_calls - num_calls, end)
+    assert (joined.scheduler, joined.num_steps, joined.window) == (name, 10, whole.window)
+    assert joined.init_noise_sigma == whole.init_noise_sigma
+    for field in ("timesteps", "input_scale", "coefficients", "noise"):
+        np.testing.assert_allclose(getattr(joined, field), getattr(whole, field), atol=1e-6, err_msg=field)
+
+
+def test_tables_one_after_the_other_have_the_weights_of_the_images_start_and_the_noise_of_both():
+    weights = np.arange(6, dtype=np.float32).reshape(3, 2)
+    noisy = np.array([True, False])
+    joined = concatenate_tables(table(image_weights=weights, noise_dtype="float32"), 1, table(noise=noisy, window=2))
+    assert joined.image_weights.tolist() == [[0, 1], [2, 3], [0, 0], [0, 0]]
+    assert (joined.noise.tolist(), joined.noise_dtype, joined.window) == ([False, True, False], "model", 2)
+    assert concatenate_tables(table(noise=noisy, noise_dtype="float32"), 1, table()).noise_dtype == "float32"
+    assert concatenate_tables(table(residual=0.1), 1, table(residual=0.2)).residual == 0.2
+
+
+def test_a_history_has_the_samples_and_outputs_of_its_window_and_a_noise():
+    assert [num_columns(window) for window in (1, 2, WINDOW)] == [3, 5, NUM_COLUMNS]
+    assert [window_of(number) for number in (3, 5, NUM_COLUMNS)] == [1, 2, WINDOW]
 
 
 @pytest.mark.parametrize(("name", "window"), [("ddim", 1), ("dpm++2m", 2), ("unipc", 4), ("pndm", 4)])
