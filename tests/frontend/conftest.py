@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from extras_client import upscaling_server  # noqa: F401 - a fixture
 from frontends import folder, new_engine, serve, served_models, serving  # noqa: F401 - fixtures
 from noria.config import Config, FrontendConfig
 from noria.protocol.diffusion import DiffusionModelSpec
