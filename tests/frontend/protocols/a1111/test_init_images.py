@@ -85,6 +85,12 @@ def test_img2img_that_is_not_allowed(client, engine, fields, says):
     assert engine.submitted == []
 
 
+def test_an_unknown_model_is_said_of_several_images_and_beside_what_is_wrong_with_one(client):
+    unknown = {"override_settings": {"sd_model_checkpoint": "nope"}}
+    assert "'nope'" in img2img(client, init_images=[b64(PHOTO)] * 2, **unknown).json()["detail"]
+    assert "resize_mode is 4" in img2img(client, resize_mode=4, **unknown).json()["detail"]
+
+
 def test_one_refusal_names_all_fields_of_images_and_masks(client, engine):
     wrong = {"mask_blur": -1, "resize_mode": "x", "inpainting_fill": 4, "inpaint_full_res_padding": 5000}
     response = img2img(client, mask=b64(MASK), tiling=True, latent_mask="x", steps=999, **wrong)
