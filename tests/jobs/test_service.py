@@ -64,16 +64,17 @@ async def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
             await service.image(other.id, 0)
 
 
-async def test_a_jobs_start_image_is_kept_and_a_spool_is_in_a_private_folder(tmp_path, job):
+async def test_a_jobs_start_image_is_kept_until_its_end_and_a_spool_is_in_a_private_folder(tmp_path, job):
     database, files = f"sqlite:///{tmp_path}/jobs.sqlite", str(tmp_path / "results")
     open_secrets(JobsConfig(), tmp_path)
     secret = str(tmp_path / "webhook-secret")
     data = tmp_path / "data"
     async with serving(JobsConfig(database=database, results=files, webhook_secret_file=secret), data) as service:
-        waiting, _ = await service.accept(job(model="other", chunks=[pack_start_image(b"pixels")]))
+        waiting, _ = await service.accept(job(model="other", chunks=[pack_start_image(b"pixels")], image_bytes=6))
         assert await service.start_image(waiting.id) == b"pixels"
+        await service.cancel(waiting.id)
         with pytest.raises(JobNotFound, match="has ended"):
-            await service.start_image("job_x")
+            await service.start_image(waiting.id)
         async with service.spool() as (file, offload):
             await offload(file.write, b"text")
         assert data.stat().st_mode & 0o777 == 0o700

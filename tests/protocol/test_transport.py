@@ -251,6 +251,18 @@ def test_a_channel_with_a_key_takes_only_connections_that_have_it():
     run(scenario)
 
 
+def test_only_connections_between_machines_have_heartbeats(address):
+    async def scenario():
+        for where, interval_ms in (("tcp://127.0.0.1:*", 1000), (address, 0)):
+            channel = EngineChannel(where)
+            connection = EngineConnection(channel._socket.last_endpoint.decode())
+            assert [each._socket.get(zmq.HEARTBEAT_IVL) for each in (channel, connection)] == [interval_ms] * 2
+            connection.close()
+            channel.close()
+
+    run(scenario)
+
+
 @pytest.mark.slow  # a silent machine counts as lost after three seconds
 def test_a_machine_that_falls_silent_is_noticed():
     with socket.create_server(("127.0.0.1", 0)) as listener:
