@@ -18,6 +18,7 @@ from noria.registry.deployments.states import (
     become,
     begin,
     changes_nothing,
+    check_swap,
     endpoints_of,
     format_share,
     is_progress,
@@ -151,6 +152,14 @@ def test_a_shadow_that_is_over_begins_its_plan_unless_it_has_none_or_too_many_er
     for other in (deployment(state="canary", plan=PLAN), deployment(state="shadow")):
         with pytest.raises(RegistryError, match="one that is shadow"):
             step_shadow(other, known)
+
+
+def test_only_what_is_compared_with_nothing_is_swapped():
+    for plan, shadow in ((PLAN, None), (None, ShadowPlan(20.0))):
+        check_swap(plan, shadow, swap=False)
+        with pytest.raises(RegistryError, match="swap unloads the version that serves"):
+            check_swap(plan, shadow, swap=True)
+    check_swap(None, None, swap=True)
 
 
 def test_only_a_canary_is_promoted():
