@@ -13,7 +13,7 @@ from waiting import wait_until_async
 
 
 class FakeStore:
-    """One job's events; counts what is read of them."""
+    """The events of a job; counts their readings."""
 
     def __init__(self, number=0):
         self.events, self.status, self.error, self.num_reads = [], "processing", None, 0

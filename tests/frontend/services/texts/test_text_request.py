@@ -1,4 +1,4 @@
-"""What requests for texts may be, and what the engine gets, by POST /v1/embeddings."""
+"""Requests for texts: their limits, and the part that the engine gets, by POST /v1/embeddings."""
 
 import base64
 import concurrent.futures
