@@ -1,5 +1,7 @@
 """FLUX.2 in what only it does; `test_each_family.py` has the rest."""
 
+import itertools
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -9,6 +11,7 @@ from diffusers import Flux2KleinInpaintPipeline
 import tiny_models
 from flow_pipelines import PARITY_TOLERANCE, generate_with_pipeline, load, make_request, open_pipeline
 from generating import difference, generate
+from noria.sampling.schedule import shift_of_length_and_steps
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +68,10 @@ def test_previews_are_near_the_image(klein):
     assert distribution.deviation_BCHW is None, "the pipeline draws no noise to encode"
     assert denoiser.preview_colours.shape == (17, 3)
     assert denoiser.decode(distribution.mean_BCHW).shape == pixels.shape
+
+
+def test_the_shift_is_that_of_the_pipeline():
+    from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+    for num_tokens, num_steps in itertools.product((4, 4096, 4300, 4301, 9000), (1, 4, 50, 200)):
+        assert shift_of_length_and_steps(num_tokens, num_steps) == compute_empirical_mu(num_tokens, num_steps)
