@@ -14,6 +14,13 @@ def photo(size=(64, 48), seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
 
 
+def left_half(size=(64, 48), mode="L", inside=255, outside=0):
+    """A mask whose left half is different."""
+    mask = Image.new(mode, size, outside)
+    mask.paste(inside, (0, 0, size[0] // 2, size[1]))
+    return mask
+
+
 def file_of(image, file_format="png", **options):
     """The bytes of an image's file."""
     file = io.BytesIO()

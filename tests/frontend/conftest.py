@@ -13,9 +13,11 @@ import httpx
 import openai
 import pytest
 
-from frontends import folder, new_engine, serve, serving  # noqa: F401 - fixtures
+from extras_client import upscaling_server  # noqa: F401 - a fixture
+from frontends import folder, new_engine, serve, served_models, serving  # noqa: F401 - fixtures
 from noria.config import Config, FrontendConfig
 from noria.protocol.diffusion import DiffusionModelSpec
+from noria.testing.fake_encoder import FAKE_ENCODER, IMAGES
 from noria.testing.fake_engine import FAKE_MODEL, FakeEngine
 from waiting import wait_until
 
@@ -110,3 +112,17 @@ def client(web: httpx.Client, engine: FakeEngine) -> httpx.Client:
 def openai_client(client: httpx.Client) -> openai.OpenAI:
     """OpenAI's unmodified client of the session's front end."""
     return openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", http_client=client, max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def shared_texts(folder: pathlib.Path) -> Iterator[httpx.Client]:  # noqa: F811 - a fixture
+    config = Config(frontend=FrontendConfig(max_texts=8, max_body_bytes=600_000))
+    with served_models(folder, FAKE_MODEL, FAKE_ENCODER, IMAGES, config=config) as client:
+        yield client
+
+
+@pytest.fixture
+def texts(shared_texts: httpx.Client) -> httpx.Client:
+    """A client of a server of an image model and two encoders; the engine behind it is reset."""
+    shared_texts.engine.reset()
+    return shared_texts

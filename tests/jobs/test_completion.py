@@ -26,7 +26,7 @@ from noria.jobs.worker import MAX_ENGINE_LOSSES
 from noria.observe.logs.log_record import RESERVED
 from noria.observe.logs.request_log import REQUEST_FIELDS
 from noria.observe.logs.setup import LineHandler, logging_to
-from noria.observe.metrics import declarations
+from noria.observe.metrics import declarations, outcomes
 from noria.observe.traces.tracer import GLOBAL_TRACER
 from noria.testing.requests import make_image_request
 from waiting import wait_until_async
@@ -199,6 +199,11 @@ def num_ended():
     return {status: declarations.JOBS.labels(status)._value.get() for status in TERMINAL_STATUSES}
 
 
+def num_requests(outcome):
+    named = {"model": outcomes.OTHER, "outcome": outcome}  # no engine has announced the model here
+    return declarations.REGISTRY.get_sample_value("noria_requests_total", named) or 0.0
+
+
 @pytest.mark.parametrize(("ending", "outcome", "status", "attempt"), ENDINGS, ids=[row[0].__name__ for row in ENDINGS])
 async def test_the_end_of_a_job_is_reported_once(
     engine, tmp_path, job, caller, tracer, collector, lines, ending, outcome, status, attempt
@@ -206,7 +211,7 @@ async def test_the_end_of_a_job_is_reported_once(
     store = JobStore(engine, JobCompletionReporter(tracer))
     new = job(request=stored_request(traceparent=caller.traceparent), made_by="alice", webhook="https://example.com/")
     job_id = store.accept(new, 9, time.time())[0].id
-    before = num_ended()
+    before, before_requests = num_ended(), num_requests(outcome)
     await ending(JobHarness(store, ResultStore("auto", tmp_path), tracer, job_id))
     record = store.get(job_id)
 
@@ -223,6 +228,7 @@ async def test_the_end_of_a_job_is_reported_once(
     assert "secret" not in str(line)
 
     assert num_ended() == before | {status: before[status] + 1}
+    assert num_requests(outcome) == before_requests + 1
 
     bodies = [json.loads(each.body)["status"] for each in Outbox(engine).claim_due(9, time.time() + 1e4)]
     assert [each for each in bodies if each in TERMINAL_STATUSES] == [status]

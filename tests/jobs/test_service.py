@@ -14,6 +14,7 @@ from jobs.fake_executor import FakeExecutor
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
 from noria.jobs.service import JobService, clean_up
+from noria.jobs.stored_request import pack_start_image
 from noria.jobs.webhooks.signing import open_secrets
 from noria.jobs.worker import JobOutput
 from noria.observe.metrics.declarations import REGISTRY
@@ -61,6 +62,22 @@ async def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
         assert (await service.cancel(other.id)).status == "canceled"
         with pytest.raises(JobNotFound, match="canceled"):
             await service.image(other.id, 0)
+
+
+async def test_a_jobs_start_image_is_kept_until_its_end_and_a_spool_is_in_a_private_folder(tmp_path, job):
+    database, files = f"sqlite:///{tmp_path}/jobs.sqlite", str(tmp_path / "results")
+    open_secrets(JobsConfig(), tmp_path)
+    secret = str(tmp_path / "webhook-secret")
+    data = tmp_path / "data"
+    async with serving(JobsConfig(database=database, results=files, webhook_secret_file=secret), data) as service:
+        waiting, _ = await service.accept(job(model="other", chunks=[pack_start_image(b"pixels")], image_bytes=6))
+        assert await service.start_image(waiting.id) == b"pixels"
+        await service.cancel(waiting.id)
+        with pytest.raises(JobNotFound, match="has ended"):
+            await service.start_image(waiting.id)
+        async with service.spool() as (file, offload):
+            await offload(file.write, b"text")
+        assert data.stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_webhook_to_a_private_address_is_rejected_at_acceptance(tmp_path, job):

@@ -94,6 +94,18 @@ def test_one_order_that_comes_as_two_signals_does_not_interrupt_what_is_done_at_
         assert process.wait() != 0
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_the_init_of_a_container_ends_by_a_signal(number, status):
+    code = (
+        "import os, time; from noria.protocol.process_signals import end_by_signals_as_init;"
+        "os.getpid = lambda: 1; end_by_signals_as_init(); print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(60) == status
+
+
 def _is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import os
+import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -25,7 +28,7 @@ from noria.protocol.transport import (
     unpack,
 )
 from noria.testing.fake_engine import open_channel
-from waiting import TIMEOUT_S
+from waiting import TIMEOUT_S, wait_until_async
 
 LOAD = EngineLoad(1.0, 2, 3, 4)
 
@@ -160,6 +163,38 @@ def test_no_message_is_missed_while_both_sides_send(address):
     channel.close()
 
 
+def test_what_arrives_while_the_engine_sends_wakes_its_thread_once(address):
+    channel, inbox, may_read = EngineChannel(address), queue.Queue(), threading.Event()
+
+    def on_message(client, message, _data):
+        inbox.put((client, message))
+        may_read.wait(TIMEOUT_S)
+
+    channel.start(on_message)
+
+    async def scenario():
+        connection = EngineConnection(address)
+        events = connection.events()
+        assert await anext(events) == Connected()
+        connection.send(Hello("a"))
+        client, _ = await asyncio.to_thread(inbox.get)
+        connection.send(LoadAck())
+        while not is_awake(channel):
+            channel.send(client, LOAD)
+            await asyncio.sleep(0.01)
+        may_read.set()
+        assert (await asyncio.to_thread(inbox.get))[1] == LoadAck()
+        await wait_until_async(lambda: not is_awake(channel))
+        connection.close()
+
+    run(scenario)
+    channel.close()
+
+
+def is_awake(channel):
+    return bool(select.select([channel._wake], [], [], 0)[0])
+
+
 def test_a_lost_engine_is_noticed_and_found_again(address):
     async def scenario():
         connection = EngineConnection(address)
@@ -215,6 +250,18 @@ def test_a_channel_with_a_key_takes_only_connections_that_have_it():
         assert (await asyncio.to_thread(second_inbox.get))[1] == Hello("a")
         friend.close()
         again.close()
+
+    run(scenario)
+
+
+def test_only_connections_between_machines_have_heartbeats(address):
+    async def scenario():
+        for where, interval_ms in (("tcp://127.0.0.1:*", 1000), (address, 0)):
+            channel = EngineChannel(where)
+            connection = EngineConnection(channel._socket.last_endpoint.decode())
+            assert [each._socket.get(zmq.HEARTBEAT_IVL) for each in (channel, connection)] == [interval_ms] * 2
+            connection.close()
+            channel.close()
 
     run(scenario)
 

@@ -12,9 +12,9 @@ from noria.errors import InvalidField
 from noria.images.scheduler_names import SchedulerChoice, find
 from noria.sampling import compile as compiler
 from noria.sampling.compile import compile_sampler
-from noria.sampling.probe import SchedulerSetup
+from noria.sampling.probe import SchedulerSetup, probe
 from noria.sampling.schedule import Schedule
-from noria.sampling.tables import NOISE_COLUMN, WINDOW
+from noria.sampling.tables import NOISE_COLUMN, WINDOW, output_column, sample_column
 from sampling.toy_model import STABLE_DIFFUSION
 
 
@@ -34,6 +34,14 @@ def test_tables_have_the_calls_and_the_window_of_the_method(name, num_calls, win
     table = compile_sampler(name, STABLE_DIFFUSION, 20)
     assert (table.num_calls, table.window) == (num_calls, window)
     assert table.residual <= 1e-6
+    trace = probe(SchedulerSetup.of(find(name), STABLE_DIFFUSION), 20)
+    outputs, noise = np.split(np.eye(1 + 2 * num_calls)[1:], 2)
+    samples = [trace.samples_PK[0]]
+    for call, row in enumerate(table.coefficients.astype(np.float64)):
+        past = range(max(0, call - WINDOW + 1), call + 1)
+        after = sum(row[sample_column(q)] * samples[q] + row[output_column(q)] * outputs[q] for q in past)
+        samples.append(after + row[NOISE_COLUMN] * noise[call])
+    np.testing.assert_allclose(samples, trace.samples_PK, atol=1e-5 * np.abs(trace.samples_PK).max())
 
 
 @settings(max_examples=25, deadline=None)

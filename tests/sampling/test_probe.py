@@ -3,8 +3,10 @@ import pytest
 
 from noria.errors import InvalidField
 from noria.images.scheduler_names import SchedulerChoice, find
+from noria.sampling.compile import compile_sampler
 from noria.sampling.probe import MAX_STEPS, SchedulerSetup, Trace, probe
 from noria.sampling.schedule import DEFAULT_SCHEDULE, Schedule
+from noria.sampling.tables import concatenate_tables
 
 MODEL = {"_class_name": "PNDMScheduler"}
 FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
@@ -132,3 +134,19 @@ def test_a_probe_leaves_diffusers_unchanged():
     rejection("flow-euler")
     assert module.randn_tensor is randn_tensor
     assert logging.get_verbosity() == verbosity
+
+
+@pytest.mark.parametrize("name", ["ddim", "euler", "heun"])
+@pytest.mark.parametrize("timestep", [250, 500])
+def test_a_table_that_begins_below_a_timestep_is_the_end_of_the_whole_one(name, timestep):
+    """It has all calls below it, and of a method with two calls a step also the first one of a step."""
+    whole = compile_sampler(name, MODEL, 10)
+    end = compile_sampler(name, MODEL, 10, schedule=Schedule(begins_below=timestep))
+    num_calls = int((whole.timesteps < timestep).sum())
+    num_calls += num_calls % 2 == 0 and name == "heun"
+    assert end.num_calls == num_calls
+    joined = concatenate_tables(whole, whole.num_calls - num_calls, end)
+    assert (joined.scheduler, joined.num_steps, joined.window) == (name, 10, whole.window)
+    assert joined.init_noise_sigma == whole.init_noise_sigma
+    for field in ("timesteps", "input_scale", "coefficients", "noise"):
+        np.testing.assert_allclose(getattr(joined, field), getattr(whole, field), atol=1e-6, err_msg=field)

@@ -274,9 +274,8 @@ class EngineConnection:
         self._is_read = self._is_connected = False
         for each in (self._socket, self._monitor):
             self._loop.remove_reader(each.fileno())
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        self._monitor.close()
+        self._socket.close()
         self._context.term()
 
     def _read_messages(self) -> None:

@@ -157,10 +157,12 @@ def _problem(table: SamplerTable) -> str | None:
         return f"timesteps, input_scale and noise must have the same length, not {[a.shape for a in per_call]}"
     if table.coefficients.shape != (calls, NUM_COLUMNS):
         return f"coefficients must have shape {(calls, NUM_COLUMNS)}, not {table.coefficients.shape}"
-    weights = np.zeros((calls + 1, 2)) if table.image_weights is None else table.image_weights
-    if weights.shape != (calls + 1, 2):
-        return f"image_weights must have shape {(calls + 1, 2)}, not {weights.shape}"
-    if any(not np.isfinite(array).all() for array in (table.timesteps, table.input_scale, table.coefficients, weights)):
+    values = [table.timesteps, table.input_scale, table.coefficients]
+    if table.image_weights is not None:
+        values.append(table.image_weights)
+        if (shape := table.image_weights.shape) != (calls + 1, 2):
+            return f"image_weights must have shape {(calls + 1, 2)}, not {shape}"
+    if not all(np.isfinite(array).all() for array in values):
         return "a value is infinite or not a number"
     if not (np.isfinite(table.init_noise_sigma) and table.init_noise_sigma > 0):
         return f"init_noise_sigma must be finite and > 0, not {table.init_noise_sigma}"

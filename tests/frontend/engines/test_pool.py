@@ -26,8 +26,12 @@ def test_a_server_is_ready_when_an_engine_of_each_kind_is(new_engine, folder, sp
         async with EnginePool(addresses, default_models=defaults) as engine_pool:
             await wait_until_async(lambda: engine_pool.engines[0].state == "ready")
             assert not engine_pool.ready
+            message = engine_pool.unavailable_error("texts").message
+            assert message.startswith("no engine that holds texts is ready (engine 0 is ready, engine 1 is unknown);")
             with FakeEngine(addresses[1], models=(FAKE_ENCODER,)):
                 await wait_until_async(lambda: engine_pool.ready)
+            await wait_until_async(lambda: not engine_pool.ready)
+            assert "engine 1 has ended and is restarting)" in engine_pool.unavailable_error("texts").message
 
     asyncio.run(scenario())
 

@@ -65,15 +65,8 @@ def test_versions_are_listed_with_their_deployments_page_by_page(get):
     ]  # fmt: skip
     assert second["next"] is None
     by_name = {each["name"]: each for each in first["data"] + second["data"]}
-    assert by_name["shapes@2"]["version"]["removed"]["why"] == "its crop was wrong"
     assert by_name["shapes@4"]["version"]["added"] == {"at": NOW - 9 * 86400, "by": "ci", "why": HOSTILE}
-    assert by_name["shapes@5"]["version"]["aliases"] == ["next"]
     assert by_name["shapes@4"]["deployments"] == [{"id": 4, "endpoint": "t2i", "state": "rolled_back"}]
-    assert [(each["id"], each["state"]) for each in by_name["minilm@1"]["deployments"]] == [
-        (5, "failed"),
-        (2, "serving"),
-    ]
-    assert by_name["shapes@2"]["num_deployments"] == 0
 
 
 def test_served_are_the_models_of_engines_and_the_requests_that_they_answered(get, server):

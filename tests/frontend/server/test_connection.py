@@ -48,6 +48,7 @@ class Server:
 
     async def app(self, scope, receive, send):
         self.num_requests += 1
+        self.fields = scope["headers"]
         if scope["path"] in ("/small", "/late"):
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             if scope["path"] == "/late":
@@ -150,6 +151,21 @@ def test_an_unfinished_request_head_is_answered_with_408(server, monkeypatch):
             assert client.recv(1) == b""
             announced = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
             assert len(answer.partition(b"\r\n\r\n")[2]) == announced
+
+
+def test_a_request_has_its_fields_unless_they_are_too_many_or_too_long(server):
+    with server.connect() as client:
+        client.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\nX-Kind: Red\r\n\r\n")
+        receive_ok(client)
+        assert server.fields == [(b"host", b"x"), (b"x-kind", b"Red")]
+        fields = b"".join(b"A%d: b\r\n" % number for number in range(connection.MAX_FIELDS))
+        client.sendall(b"GET /small HTTP/1.1\r\n" + fields + b"\r\n")
+        receive_ok(client)
+    for beyond in (fields + b"Host: x\r\n", b"Host: x\r\nLong: " + b"a" * connection.MAX_HEAD_BYTES + b"\r\n"):
+        with server.connect() as client:
+            client.sendall(b"GET /small HTTP/1.1\r\n" + beyond + b"\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 431 ")
+    assert server.num_requests == 2
 
 
 def test_every_request_head_on_a_connection_has_the_same_timeout(server, monkeypatch):

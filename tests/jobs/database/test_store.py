@@ -98,6 +98,14 @@ def test_a_full_queue_is_rejected_with_retry_after(store, job):
     assert caught.value.retry_after_s
 
 
+def test_the_queued_jobs_of_each_api_key_are_limited(store, job):
+    accept(store, job(made_by="alice"))
+    for made_by in ("bob", ""):
+        assert store.accept(job(made_by=made_by), 9, 0.0, max_queued_per_key=1)[1]
+    with pytest.raises(RateLimited, match="'alice' has 1 queued jobs; at most 1"):
+        store.accept(job(made_by="alice"), 9, 0.0, max_queued_per_key=1)
+
+
 def test_an_unknown_job_is_not_found(store):
     with pytest.raises(JobNotFound, match="job_x"):
         store.get("job_x")

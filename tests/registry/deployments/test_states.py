@@ -7,7 +7,7 @@ import pytest
 
 from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
-from noria.canary.shadow import ShadowPlan
+from noria.canary.shadow import ShadowCounts, ShadowPlan, ShadowState
 from noria.errors import RegistryError
 from noria.protocol.routes import Route, Target
 from noria.registry.deployments.states import (
@@ -18,6 +18,7 @@ from noria.registry.deployments.states import (
     become,
     begin,
     changes_nothing,
+    check_swap,
     endpoints_of,
     format_share,
     is_progress,
@@ -27,6 +28,7 @@ from noria.registry.deployments.states import (
     routes_of,
     status_of,
     step,
+    step_shadow,
     unfinished_error,
 )
 from noria.registry.versions import Version
@@ -130,6 +132,34 @@ def test_few_responses_are_written_before_a_window_of_them_is_judged(before, aft
     ramp = RampState("holding", 0, 40.0, 0.0)
     canary = deployment(state="canary", plan=PLAN, ramp=ramp, evidence=JudgeState(waiting_canary=before))
     assert is_progress(canary, step(canary, ramp, JudgeState(waiting_canary=after))) is expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "plan", "state"),
+    [
+        (ShadowCounts(num_answers=99), PLAN, "shadow"),
+        (ShadowCounts(num_answers=100), PLAN, "canary"),
+        (ShadowCounts(num_answers=100), None, "ended"),
+        (ShadowCounts(num_answers=100, num_errors=9), PLAN, "ended"),
+    ],
+    ids=["goes on", "is over", "has no plan", "has errors"],
+)
+def test_a_shadow_that_is_over_begins_its_plan_unless_it_has_none_or_too_many_errors(counts, plan, state):
+    known = ShadowState(counts, updated_at=5.0)
+    shadow = deployment(state="shadow", plan=plan, ramp=None, shadow_plan=ShadowPlan(20.0, max_answers=100))
+    after = step_shadow(shadow, known)
+    assert (after.state, after.shadow) == (state, known)
+    for other in (deployment(state="canary", plan=PLAN), deployment(state="shadow")):
+        with pytest.raises(RegistryError, match="one that is shadow"):
+            step_shadow(other, known)
+
+
+def test_only_what_is_compared_with_nothing_is_swapped():
+    for plan, shadow in ((PLAN, None), (None, ShadowPlan(20.0))):
+        check_swap(plan, shadow, swap=False)
+        with pytest.raises(RegistryError, match="swap unloads the version that serves"):
+            check_swap(plan, shadow, swap=True)
+    check_swap(None, None, swap=True)
 
 
 def test_only_a_canary_is_promoted():

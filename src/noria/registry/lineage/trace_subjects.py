@@ -118,11 +118,11 @@ def find_image_subjects(
     """
     if metadata.noria is None or metadata.model_version is None:
         raise RegistryError(f"{image}: another program than Noria wrote it, so its model is not known here.")
-    digest = metadata.model_digest
-    if direction == "up" and metadata.deployment is not None and abs(metadata.deployment) < 2**63:
+    digest, number = metadata.model_digest, metadata.deployment
+    if direction == "up" and number is not None:
         query = sa.select(deployments.c.id).join(versions).where(versions.c.manifest_digest == digest)
-        if connection.scalar(query.where(deployments.c.id == metadata.deployment)) is not None:
-            return [NodeId("deployment", metadata.deployment)]
+        if number in connection.scalars(query).all():
+            return [NodeId("deployment", number)]
     # The content is what counts of another registry's deployment.
     found = sa.select(versions.c.manifest_digest).distinct().order_by(versions.c.manifest_digest)
     by_digest = found.where(versions.c.manifest_digest == digest)

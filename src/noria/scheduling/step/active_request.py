@@ -46,10 +46,10 @@ class ActiveRequest:
         return max(self.ranks.values())
 
     def call_work_s(self, index: int) -> float:
-        """The time of one call of an image on an idle device."""
+        """The time of one call of an image on an idle device; one is left."""
         turn, request = self.turn(index), self.request
         num_calls = request.num_calls - request.progress_of(index).call
-        return request.weight * (turn.virtual_finish - turn.virtual_start) / max(num_calls, 1)
+        return request.weight * (turn.virtual_finish - turn.virtual_start) / num_calls
 
     def turn(self, index: int) -> Turn:
         """The turn of an image."""

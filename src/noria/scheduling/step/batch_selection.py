@@ -62,7 +62,7 @@ def select_batch(
     if rows > limits.rows_limit or not limits.is_full:
         chosen, max_step_s = _fill([], within, limits, math.inf, now)
         rows = sum([image.rows for image in chosen])
-    if not beyond or rows >= limits.rows_limit:
+    if not beyond:
         return chosen, max_step_s
     longest_s = math.inf
     if limits.width_slack < math.inf:

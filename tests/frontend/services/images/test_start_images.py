@@ -1,6 +1,5 @@
-"""Start images and masks: of /t2i, of OpenAI's edits, of A1111's img2img, and of jobs; and hostile ones."""
+"""Start images and masks of /t2i and of jobs; and hostile ones."""
 
-import base64
 import contextlib
 import gc
 import hashlib
@@ -18,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from PIL import Image
 
@@ -29,20 +27,14 @@ from noria.frontend.access.api_keys import generate_key
 from noria.frontend.access.concurrency_limits import ConcurrencyLimiter
 from noria.frontend.access.fair_threads import FairTurns
 from noria.frontend.protocols.t2i.metadata import MAX_UPLOADS_PER_CLIENT
-from noria.frontend.services.images import generation, start_images
+from noria.frontend.services.images import start_images
 from noria.frontend.services.images.start_images import StartImages, decode_files
 from noria.images.metadata_io import read_metadata
 from noria.images.start_image import ImageFiles, RequestImages, StartImage
-from uploads import b64, file_of, photo
+from uploads import b64, file_of, left_half, photo
 from waiting import wait_until
 
 SIZE = (64, 48)
-
-
-def left_half(size=SIZE, mode="L", inside=255, outside=0):
-    mask = Image.new(mode, size, outside)
-    mask.paste(inside, (0, 0, size[0] // 2, size[1]))
-    return mask
 
 
 def png(width, height, rows=b"", colour_type=2, *chunks):
@@ -419,7 +411,10 @@ def test_an_upload_that_is_decoded_holds_its_file_and_neither_its_body_nor_base6
         return bytes(64 * 64 * 3)
 
     monkeypatch.setattr(StartImage, "pixels", pixels)
-    for path, content, media_type in (("/t2i", json, "application/json"), ("/v1/images/edits", form, FORM)):
+    for path, content, media_type in (
+        ("/t2i", json, "application/json"),
+        ("/v1/images/edits", form, 'multipart/form-data; boundary="b"'),
+    ):
         headers = {"content-type": media_type}
         response, _, _ = traced_bytes(lambda: client.post(path, content=content, headers=headers))  # noqa: B023
         assert response.status_code in (200, 400), response.text  # an engine is given too few pixels for edits
@@ -558,254 +553,6 @@ def test_large_bodies_count_as_uploads(new_engine, monkeypatch):
             done.append(1)
             assert {each.result().status_code for each in responses} == {413}  # they have no image
         assert t2i(client).status_code == 200
-
-
-# ── OpenAI's edits ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def transparent_left():
-    mask = Image.new("RGBA", SIZE, "black")
-    mask.paste((255, 255, 255, 0), (0, 0, 32, 48))
-    return file_of(mask)
-
-
-def test_openais_client_edits(openai_client, engine):
-    answer = openai_client.images.edit(
-        image=PHOTO, mask=transparent_left(), prompt="a red bicycle", model="noria", n=2, size="auto",
-        output_format="webp", response_format="b64_json", quality="high", background="auto", input_fidelity="high",
-        user="me", extra_body={"seed": 5, "strength": 0.5, "inference_steps": 6, "metadata": False},
-    )  # fmt: skip
-    assert [image.seed for image in answer.data] == [5, 6]
-    file = Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json)))
-    assert (file.format, file.size, answer.size) == ("WEBP", SIZE, "64x48")
-    (request,), (data,) = engine.submitted, engine.data
-    assert (request.payload.strength, request.payload.n, request.payload.inference_steps) == (0.5, 2, 6)
-    assert data == photo().tobytes() + left_half().tobytes()
-
-
-def test_openais_client_edits_a_list_of_one_and_streams(openai_client, engine):
-    events = list(openai_client.images.edit(image=[PHOTO], prompt="p", size="32x16", stream=True, partial_images=1))
-    assert [event.type for event in events] == ["image_edit.partial_image", "image_edit.completed"]
-    (request,) = engine.submitted
-    assert (request.payload.width, request.payload.height, request.payload.strength) == (32, 16, 0.8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "param", "says"),
-    [
-        ({"image": [PHOTO, PHOTO]}, "image", "image is there 2 times"),
-        ({"mask": MASK}, "mask", "no transparency"),
-        ({"mask": file_of(Image.new("RGBA", (8, 8)))}, "mask", "8 × 8"),
-        ({"response_format": "url"}, "response_format", "b64_json"),
-        ({"extra_body": {"strength": "much"}}, "strength", "a number"),
-        ({"extra_body": {"loras": "["}}, "loras", "no JSON"),
-        (
-            {"extra_body": {"loras": [{"name": "a"}, {"name": "b"}]}},
-            "loras",
-            "send loras as JSON text: json.dumps([…])",
-        ),
-        ({"extra_body": {"refiner": {"start": 0.5}}}, "refiner", "send refiner as JSON text: json.dumps({…})"),
-        ({"extra_body": {"reference_images": ["a"]}}, "reference_images", "is a text; send files `image` in a form."),
-        ({"extra_body": {"mask": "black"}}, "mask", "is a text, since it has no filename; send a file"),
-    ],
-)
-def test_edits_that_are_not_allowed(openai_client, engine, arguments, param, says):
-    with pytest.raises(openai.BadRequestError) as raised:
-        openai_client.images.edit(**{"image": PHOTO, "prompt": "p"} | arguments)
-    assert raised.value.param == param
-    assert says in str(raised.value)
-    assert engine.submitted == []
-
-
-def test_numbers_of_forms_are_read_as_people_write_them(client, engine):
-    form = {"prompt": " p", "strength": ".7", "n": " 1", "guidance_scale": "2.5 ", "output_compression": " 9"}
-    response = client.post("/v1/images/edits", data=form, files={"image": ("a.png", PHOTO)})
-    assert response.status_code == 200, response.text
-    payload = engine.submitted[0].payload
-    assert (payload.prompt, payload.strength, payload.guidance_scale) == (" p", 0.7, 2.5)
-
-
-def test_edits_read_loras_as_json(client, engine):
-    form = {"prompt": "p", "loras": '[{"name": "ink"}]'}
-    response = client.post("/v1/images/edits", data=form, files={"image": ("a.png", PHOTO)})
-    assert response.json()["error"]["code"] == "lora_not_found"
-
-
-FORM = 'multipart/form-data; boundary="b"'
-PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
-
-
-@pytest.mark.parametrize(
-    ("content_type", "body", "status", "says"),
-    [
-        ("application/json", b"{}", 415, "send multipart/form-data"),
-        ("multipart/form-data", b"", 400, "Missing boundary"),
-        (FORM, b"", 400, "image is missing"),
-        (FORM, b"nothing", 400, "Invalid multipart data"),
-        (FORM, PART % b"n" * 2 + b"--b--", 400, "'n' is there twice"),
-        (FORM, b"".join(PART % str(number).encode() for number in range(70)) + b"--b--", 400, "Too many fields"),
-        (FORM, PART % b"n" + b"\r\n--bx" * 100 + b"\r\n--b--", 400, "101 boundaries; at most 20 files"),
-        (
-            FORM,
-            (PART % b"prompt").replace(b"x", b"x" * 100_000) + b"--b--",
-            400,
-            "A part without a filename is a text.",
-        ),
-        (FORM, (PART % b"prompt").replace(b"x", b"\xff") + b"--b--", 400, "image is missing"),
-        (f"{FORM}; charset=unicode_escape", b"", 400, "send utf-8"),
-        (FORM, b"--b\r\n" + b"X: y\r\n" * 1000 + b"\r\nx\r\n--b--", 400, "Invalid multipart data"),
-    ],
-)
-def test_forms_that_are_none(client, engine, content_type, body, status, says):
-    response = client.post("/v1/images/edits", content=body, headers={"content-type": content_type})
-    assert response.status_code == status
-    assert says in response.json()["error"]["message"]
-    assert engine.submitted == []
-
-
-def test_variations_are_not_supported(openai_client):
-    with pytest.warns(DeprecationWarning, match="deprecated"), pytest.raises(openai.InternalServerError) as raised:
-        openai_client.images.create_variation(image=PHOTO)
-    assert raised.value.status_code == 501
-    assert "/v1/images/edits" in str(raised.value)
-
-
-# ── A1111's img2img ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-# What webuiapi sends with every request.
-WEBUIAPI = {
-    "resize_mode": 0, "denoising_strength": 0.75, "mask_blur": 4, "inpainting_fill": 0, "inpaint_full_res": True,
-    "inpaint_full_res_padding": 0, "inpainting_mask_invert": 0, "initial_noise_multiplier": 1, "prompt": "p",
-    "styles": [], "seed": -1, "subseed": -1, "subseed_strength": 0, "seed_resize_from_h": 0, "seed_resize_from_w": 0,
-    "sampler_name": "Euler", "batch_size": 1, "n_iter": 1, "steps": 8, "cfg_scale": 7.0, "width": 64, "height": 48,
-    "restore_faces": False, "tiling": False, "do_not_save_samples": False, "do_not_save_grid": False,
-    "negative_prompt": "", "eta": 1.0, "s_churn": 0, "s_tmax": 0, "s_tmin": 0, "s_noise": 1, "override_settings": {},
-    "override_settings_restore_afterwards": True, "sampler_index": "Euler", "include_init_images": False,
-    "send_images": True, "save_images": False, "alwayson_scripts": {},
-}  # fmt: skip
-WITH_MASK = {"mask": b64(MASK), "mask_blur": 0, "inpaint_full_res": False, "inpainting_fill": 1}
-
-
-def img2img(client, **fields):
-    return client.post("/sdapi/v1/img2img", json=WEBUIAPI | {"init_images": [b64(PHOTO)]} | fields)
-
-
-def test_webuiapis_img2img(client, engine):
-    response = img2img(client, init_images=["data:image/png;base64," + b64(PHOTO)], seed=5)
-    assert response.status_code == 200
-    answer = response.json()
-    assert Image.open(io.BytesIO(base64.b64decode(answer["images"][0]))).size == SIZE
-    assert (answer["parameters"]["init_images"], answer["parameters"]["denoising_strength"]) == (None, 0.75)
-    assert "Denoising strength: 0.75" in answer["info"]
-    (request,), (data,) = engine.submitted, engine.data
-    assert (request.payload.strength, request.payload.num_steps, data) == (0.75, 6, photo().tobytes())
-
-
-@pytest.mark.parametrize(
-    ("fields", "mask"),
-    [
-        ({}, left_half()),
-        ({"inpainting_mask_invert": 1}, left_half(inside=0, outside=255)),
-        ({"mask": b64(file_of(left_half(mode="RGBA", inside=(0, 0, 0, 255), outside=(0, 0, 0, 0))))}, left_half()),
-        ({"mask": b64(file_of(left_half(mode="RGBA", inside="white", outside="black")))}, left_half()),
-    ],
-)
-def test_masks_of_img2img(client, engine, fields, mask):
-    assert img2img(client, **WITH_MASK | fields).status_code == 200
-    assert engine.data == [photo().tobytes() + mask.tobytes()]
-
-
-def test_without_a_strength_it_is_a1111s(client, engine):
-    client.post("/sdapi/v1/img2img", json={"init_images": [b64(file_of(photo((40, 24))))]})
-    (request,) = engine.submitted
-    assert (request.payload.strength, request.payload.width, request.payload.height) == (0.75, 40, 24)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"init_images": []}, "init_images has 0 images; allowed is one"),
-        ({"init_images": [b64(PHOTO)] * 2}, "init_images has 2 images"),
-        ({"resize_mode": 4}, "resize_mode is 4; allowed are 0 (Just resize), 1 (Crop and resize), 2 (Resize and fill)"),
-        ({"mask": b64(MASK), "mask_blur_x": 300, "mask_blur": None}, "mask_blur_x is 300.0; allowed are 0 to 256."),
-        ({"mask": b64(file_of(left_half(inside=0)))}, "mask covers nothing, so there is no part to repaint"),
-        ({"initial_noise_multiplier": 0.5}, "initial_noise_multiplier is 0.5"),
-        ({"enable_hr": True}, "the hires fix of an image is not supported"),
-        ({"denoising_strength": 0}, "denoising_strength is 0.0; allowed are 0.01 to 1.0"),
-        (WITH_MASK | {"mask": b64(file_of(left_half((8, 8))))}, "mask has 8 × 8 pixels"),
-    ],
-)
-def test_img2img_that_is_not_allowed(client, engine, fields, says):
-    response = img2img(client, **fields)
-    assert response.status_code == 400
-    assert says in response.json()["detail"]
-    assert engine.submitted == []
-
-
-def test_one_refusal_names_all_fields_of_images_and_masks(client, engine):
-    wrong = {"mask_blur": -1, "resize_mode": "x", "inpainting_fill": 4, "inpaint_full_res_padding": 5000}
-    response = img2img(client, mask=b64(MASK), tiling=True, latent_mask="x", steps=999, **wrong)
-    assert response.status_code == 400
-    for name in (*wrong, "tiling", "latent_mask", "steps"):
-        assert f"{name} is " in response.json()["detail"]
-    assert img2img(client, **wrong | {"resize_mode": "Just resize"}).status_code == 200  # there is no mask
-
-
-def test_what_webuiapi_repaints_is_pasted_into_the_image(client, engine):
-    """It sends a whole image and a mask of a part, which the engine gets alone and enlarged."""
-    image, mask = photo((256, 128)), Image.new("L", (256, 128))
-    mask.paste(255, (100, 40, 140, 70))
-    response = img2img(client, init_images=[b64(file_of(image))], mask=b64(file_of(mask)), seed=5, mask_blur=0)
-    assert response.status_code == 200, response.text
-    pasted = Image.open(io.BytesIO(base64.b64decode(response.json()["images"][0])))
-    assert pasted.size == (256, 128)
-    expected = image.copy()
-    expected.paste(engine.colour(5), (100, 40, 140, 70))
-    assert pasted.tobytes() == expected.tobytes()
-    (request,), (data,) = engine.submitted, engine.data
-    assert (request.payload.width, request.payload.height, request.payload.mask_fill) == (64, 48, None)
-    assert np.frombuffer(data[-64 * 48 :], np.uint8).mean() > 250
-
-
-def test_an_image_is_written_before_the_next_is_pasted(client, engine, monkeypatch):
-    """Pasted images may be much larger than generated ones: one of a request is held at once."""
-    events = []
-    paste, write = StartImage.paste, generation.write_images
-    monkeypatch.setattr(StartImage, "paste", lambda *args: events.append("paste") or paste(*args))
-    monkeypatch.setattr(generation, "write_images", lambda *args: events.append(len(args[0])) or write(*args))
-    response = img2img(client, mask=b64(MASK), batch_size=3, seed=5, mask_blur=0, inpainting_mask_invert=1)
-    assert response.status_code == 200, response.text
-    assert events == ["paste", 1] * 3
-    files = [Image.open(io.BytesIO(base64.b64decode(each))) for each in response.json()["images"]]
-    assert [file.getpixel((SIZE[0] - 1, 0)) for file in files] == [engine.colour(seed) for seed in (5, 6, 7)]
-
-
-@pytest.mark.parametrize(("number", "fill"), [(0, None), (1, None), (2, "noise"), (3, "nothing")])
-def test_the_engine_is_told_which_latents_replace_those_of_the_image(client, engine, number, fill):
-    assert img2img(client, **WITH_MASK | {"inpainting_fill": number}).status_code == 200
-    assert engine.submitted[0].payload.mask_fill == fill
-
-
-def test_an_image_of_other_proportions_is_cut(client, engine):
-    image = photo((128, 48))
-    for mode in (1, "1", "Crop and resize"):
-        assert img2img(client, init_images=[b64(file_of(image))], resize_mode=mode).status_code == 200
-    assert set(engine.data) == {image.crop((32, 0, 96, 48)).tobytes()}
-
-
-def test_an_image_whose_latents_are_resized_keeps_its_size(client, engine):
-    image = photo((128, 40))
-    for mode in (3, "Just resize (latent upscale)"):
-        assert img2img(client, init_images=[b64(file_of(image))], resize_mode=mode).status_code == 200
-    assert {request.payload.start_px for request in engine.submitted} == {(128, 40)}
-    assert set(engine.data) == {image.tobytes()}
-    assert img2img(client, resize_mode=3).status_code == 200
-    assert engine.submitted[-1].payload.start_px is None
-    for fields, says in (
-        (WITH_MASK, "resize_mode is 3; with a mask allowed are 0 to 2"),
-        ({"init_images": [b64(file_of(photo((136, 48))))]}, "init_images has 136 × 48 pixels; to resize its latents"),
-    ):
-        assert says in img2img(client, resize_mode=3, **fields).json()["detail"]
 
 
 # ── Jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from PIL import Image
 from frontends import serving
 from noria.config import Config, FrontendConfig
 from noria.frontend.access.api_keys import generate_key
+from noria.frontend.engines.versions.shadow_mirror import ShadowMirror
 from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.routes import Route, Routes, Target
@@ -92,7 +93,9 @@ def test_a_copy_has_the_start_image_in_the_size_of_the_original(images):
     assert images.engine.data == [b"\xff\0\0" * 40 * 24] * 2
 
 
-def test_answers_are_compared_by_time_and_output(images):
+def test_answers_are_compared_by_time_and_output(images, monkeypatch):
+    reported, count = [], ShadowMirror._count
+    monkeypatch.setattr(ShadowMirror, "_count", lambda *args: reported.append(args[-1]) or count(*args))
     images.engine.shades[SHADOW] = 149  # 51 less of 255, in one colour of three
     images.engine.delays_s[SHADOW] = 0.02
     assert images.image().status_code == 200
@@ -100,6 +103,10 @@ def test_answers_are_compared_by_time_and_output(images):
     assert images.metric("distance_sum") == pytest.approx(51 / 255 / 3)
     assert images.metric("seconds_sum", 'arm="shadow"') == pytest.approx(0.029)
     assert images.metric("seconds_sum", 'arm="control"') == pytest.approx(0.009)
+    (counts,) = reported
+    assert (counts.num_answers, counts.num_timed, counts.num_distances) == (1, 1, 1)
+    assert (counts.control_s, counts.shadow_s) == pytest.approx((0.009, 0.029))
+    assert (counts.distance, counts.max_distance) == pytest.approx((51 / 255 / 3,) * 2)
 
 
 def test_a_copy_is_no_request_in_log_and_metrics(images, captured_log_fields):
