@@ -46,7 +46,7 @@ class ActiveRequest:
         return max(self.ranks.values())
 
     def call_work_s(self, index: int) -> float:
-        """The time of one call of an image on an idle device; one is left."""
+        """The time of one call of an image that has calls left, on an idle device."""
         turn, request = self.turn(index), self.request
         num_calls = request.num_calls - request.progress_of(index).call
         return request.weight * (turn.virtual_finish - turn.virtual_start) / num_calls
