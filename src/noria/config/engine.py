@@ -65,8 +65,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             ge=0,
-            description="with `fair`, how much longer images beyond their client's share may make a step of all, as a "
-            "part of it: 0 is strict, `inf` computes as many images as pay off, whoever sent them: docs/scheduling.md",
+            description="with `fair`, the part by which images beyond their client's share may lengthen a step: 0.2 "
+            "allows a step a fifth longer; 0 allows none; with `inf` shares do not limit a step: docs/scheduling.md",
         ),
     ] = 0.2
     queue_limit_s: Annotated[

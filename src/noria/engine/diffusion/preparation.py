@@ -28,9 +28,9 @@ from noria.engine.diffusion.request import (
     reference_class_px,
     schedule_prompt,
 )
-from noria.engine.diffusion.second_pass import PreparedSecondPass
 from noria.engine.diffusion.sizing.slot_count import max_rows
 from noria.engine.diffusion.upscaling.prepared_upscaling import PreparedUpscaling, UpscalingPreparer
+from noria.engine.diffusion.upscaling.second_pass import PreparedSecondPass
 from noria.engine.resources.priority import run_apart
 from noria.errors import InvalidField, short_repr
 from noria.models.adapters.embedding_folders import EmbeddingFolders

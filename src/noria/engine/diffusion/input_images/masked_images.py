@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from noria.engine.diffusion.device_transfer import to_host
 from noria.engine.diffusion.preparation import PreparedImageRequest
-from noria.engine.diffusion.second_pass import stretch
+from noria.engine.diffusion.upscaling.second_pass import stretch
 from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.vae import LatentDistribution
 from noria.sampling.noise import NoiseStream

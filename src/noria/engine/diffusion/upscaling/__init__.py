@@ -1,1 +1,1 @@
-"""The enlarging of pixels: between two passes, or of an image that is sent."""
+"""The enlarging of latents and of pixels: between two passes, or of an image that is sent."""

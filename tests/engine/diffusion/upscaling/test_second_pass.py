@@ -20,7 +20,7 @@ from generating import (
 )
 from ip_adapter_files import ENCODER
 from noria.engine.diffusion.input_images.controls import call_scales
-from noria.engine.diffusion.second_pass import enlarge
+from noria.engine.diffusion.upscaling.second_pass import enlarge
 from noria.errors import InvalidField
 from noria.images.start_image import ImageFiles, RequestImages
 from noria.protocol.diffusion import Control, IpAdapter, PixelUpscaler, SecondPass
