@@ -210,6 +210,7 @@ def test_moved_and_evicted_images_are_those_of_an_undisturbed_run(served):
 
 def test_an_image_is_encoded_once_for_its_request_and_with_others_at_once(served, monkeypatch):
     _, executor, _ = served
+    generate_all(executor, [make_request(executor, 4, 0)])  # encodes the image without content, which is kept
     encoder, calls = next(iter(executor.model.ip_adapters.by_name.values()))._encoder, []
     forward = encoder.forward
     monkeypatch.setattr(encoder, "forward", lambda pixels, **k: calls.append(len(pixels)) or forward(pixels, **k))
