@@ -25,7 +25,7 @@ BIOME := @biomejs/biome@2.6.8
 OUT ?= out/train
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-bench test-slow test-random test-browser test-prometheus test-ray chaos fuzz soak lint bench gpu train dashboards docs dist clean
+.PHONY: help setup run test fast-tests test-bench test-slow test-random test-browser test-prometheus test-ray chaos fuzz soak lint bench gpu train dashboards docs dist clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +57,12 @@ lint: setup  ## ruff, mypy, import-linter, and Biome for the pages
 	$(VENV)/bin/lint-imports
 	@if npx --yes $(BIOME) --version > /dev/null 2>&1; then npx --yes $(BIOME) ci; else echo "npx cannot fetch Biome: the pages are not linted"; fi
 
-test: lint  ## lint, then the fast tests, spread over the cores file by file; WORKERS=0: in one process
+test: setup  ## lint, and beside it the fast tests, spread over the cores file by file; WORKERS=0: in one process
+	@$(MAKE) --no-print-directory -j 2 lint fast-tests
+
+fast-tests:
+	@# One process compiles what all workers import, while the linters have another core.
+	@$(VENV)/bin/pytest --collect-only $(ARGS) > /dev/null 2>&1 || true
 	$(VENV)/bin/pytest $(SPREAD) $(ARGS)
 
 test-bench: setup  ## the fast tests of the benches, spread likewise
