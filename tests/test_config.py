@@ -223,7 +223,7 @@ def test_a_list_without_an_element_is_written_in_one_way(setting: Setting) -> No
 
 def test_every_flag_of_the_settings_page_is_parsed_into_its_setting() -> None:
     parser, _ = build_parser()
-    for flag in re.findall(r"^\| `\w+` \| `\w+` \| `(\S+)` \|", settings_docs(), re.MULTILINE):
+    for flag in re.findall(r"^\| `\w+` \| `(--\S+)` \|", settings_docs(), re.MULTILINE):
         (setting,) = [each for each in list_settings() if each.flag == flag]
         if "true" in allowed(setting).split(", "):
             assert getattr(parser.parse_args(["serve", flag]), setting.key) is True
@@ -253,10 +253,10 @@ def test_the_settings_page_is_up_to_date() -> None:
 def test_the_settings_page_describes_every_setting() -> None:
     page = settings_docs()
     for setting in list_settings():
-        row = next(line for line in page.splitlines() if f"`{setting.variable}`" in line)
+        assert setting.variable == "_".join(("NORIA", *setting.path)).upper()  # as the page says
+        row = next(line for line in page.splitlines() if f"| `{setting.flag}` |" in line)
         for words in (
             setting.path[-1],
-            setting.flag,
             toml_value(setting.default),
             allowed(setting),
             setting.description,

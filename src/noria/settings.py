@@ -295,25 +295,20 @@ def settings_docs() -> str:
         "# Settings",
         "",
         "Settings are read once, at start-up, from a TOML file (`noria serve --config FILE`), environment",
-        "variables and flags; later sources win. An unknown key or `NORIA_` variable is an error; an empty",
-        "variable counts as not set. Lists are comma-separated in variables and flags, and `[]` is an empty",
-        "one; boolean flags are `--flag` and `--no-flag`, and `--auto-flag` of those that can be `auto`.",
-        "`noria config example` prints a file with all of them. Relative paths, in a file too, are below",
-        "the folder where `noria` is started. `make docs` writes this page from `src/noria/config/`.",
+        "variables and flags; later sources win. A variable is `NORIA_`, the section and the key in capitals:",
+        "`NORIA_ENGINE_SLOTS`; an empty one counts as not set. Unknown keys and `NORIA_` variables are",
+        "errors. Lists are comma-separated in variables and flags, and `[]` is an empty one; boolean flags",
+        "are `--flag` and `--no-flag`, and `--auto-flag` of those that can be `auto`. Relative paths, in a",
+        "file too, are below the folder where `noria` is started. `noria config example` prints a file with",
+        "all settings. `make docs` writes this page from `src/noria/config/`.",
     ]
     section: tuple[str, ...] | None = None
     for setting in list_settings():
         if setting.path[:-1] != section:
             section = setting.path[:-1]
             title = f"## `[{'.'.join(section)}]`" if section else "## At the top of the file"
-            columns = ["| key | variable | flag | default | allowed | description |", "|---|---|---|---|---|---|"]
-            lines += ["", title, "", *columns]
-        cells = (
-            f"`{setting.path[-1]}`",
-            f"`{setting.variable}`",
-            f"`{setting.flag}`",
-            f"`{toml_value(setting.default)}`",
-        )
+            lines += ["", title, "", "| key | flag | default | allowed | description |", "|---|---|---|---|---|"]
+        cells = (f"`{setting.path[-1]}`", f"`{setting.flag}`", f"`{toml_value(setting.default)}`")
         lines.append(f"| {' | '.join(cells)} | {allowed(setting)} | {setting.description} |")
     lines += ["", "## Other variables", "", "| variable | description |", "|---|---|"]
     lines += [f"| `{name}` | {description} |" for name, description in OTHER_VARIABLES.items()]

@@ -49,8 +49,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     endpoints: Annotated[
         tuple[EndpointConfig, ...],
         Meta(
-            description="endpoints with code of your own: [[endpoints]] tables in the file, in variables and flags a "
-            "TOML array of tables: docs/user-code.md"
+            description="endpoints with code of your own: [[endpoints]] tables in the file, else a TOML array of "
+            "tables: docs/user-code.md"
         ),
     ] = ()
     log_level: Annotated[
@@ -62,13 +62,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     log_prompts: Annotated[
         Literal["off", "hash", "full"],
-        Meta(description="whether prompts are logged: not at all, as SHA-256, or in full"),
+        Meta(description="prompts in logs: not at all, as SHA-256, or in full"),
     ] = "off"
     traces_endpoint: Annotated[
         str,
         Meta(
-            description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`); empty is "
-            "no traces. Needs `noria-serve[traces]`: docs/traces.md"
+            description="URL of an OpenTelemetry collector, OTLP over HTTP (`http://HOST:4318/v1/traces`). Needs "
+            "`noria-serve[traces]`: docs/traces.md"
         ),
     ] = ""
     traces_ratio: Annotated[

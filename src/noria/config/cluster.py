@@ -20,13 +20,13 @@ class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     frontend_replicas: Annotated[int, Meta(ge=1, le=1000, description="front ends")] = 1
     max_engines_per_node: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(description="engines of one model on one node; `auto` sets no limit: Ray spreads them over the nodes"),
+        Meta(description="engines of one model on one node; `auto` sets no limit"),
     ] = "auto"
     engine_gpus: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | Auto,
         Meta(
-            description="GPUs that Ray reserves for an engine, or the share of one, for engines of small models; "
-            "`auto` is 1 if Ray has GPUs and `engine.devices` asks for no CPU"
+            description="GPUs that Ray reserves for an engine, or the share of one; `auto` is 1 if Ray has GPUs "
+            "and `engine.devices` asks for no CPU"
         ),
     ] = "auto"
     engine_cpus: Annotated[

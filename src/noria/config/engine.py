@@ -34,15 +34,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     slots: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_SLOTS)] | Auto,
         Meta(
-            description="images in the running batch, paused ones included; further ones wait, and take the slots of "
-            "images that step later. `auto` is what a quarter of the free memory holds, at most 32: docs/scheduling.md"
+            description="images in the running batch, paused ones included; `auto` is what a quarter of the free "
+            "memory holds, at most 32: docs/scheduling.md"
         ),
     ] = "auto"
     buckets: Annotated[
         tuple[Count, ...],
         Meta(
-            description="batch sizes, in UNet rows, that a step is padded to (a guided image has two rows); empty is "
-            "no padding, one number makes images bitwise independent of the load: docs/models.md"
+            description="batch sizes, in UNet rows (a guided image has two), that a step is padded to; empty: no "
+            "padding; one number makes images bitwise independent of the load"
         ),
     ] = ()
     decode_batch: Annotated[
@@ -50,23 +50,22 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=64,
-            description="maximum images decoded, and start images encoded, in one iteration; bounds how long they "
-            "delay running images",
+            description="maximum images decoded, and start images encoded, in one iteration",
         ),
     ] = 4
     policy: Annotated[
         Literal["fair", "least-slack", "fcfs", "shortest-first"],
         Meta(
-            description="order in which images and texts are computed: `fair` is `least-slack` with fair shares for "
-            "all clients: docs/scheduling.md"
+            description="order of images and texts; `fair` is `least-slack` with fair shares for all clients: "
+            "docs/scheduling.md"
         ),
     ] = "fair"
     fair_width_slack: Annotated[
         float,
         Meta(
             ge=0,
-            description="with `fair`, the part by which images beyond their client's share may lengthen a step: 0.2 "
-            "allows a step a fifth longer; 0 allows none; with `inf` shares do not limit a step: docs/scheduling.md",
+            description="with `fair`, the part by which images beyond their client's share may lengthen a step; "
+            "`inf` is no limit",
         ),
     ] = 0.2
     queue_limit_s: Annotated[
@@ -74,8 +73,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=86400,
-            description="maximum seconds of work queued ahead of a new image; more is rejected with 429. With `fair`, "
-            "clients share it: docs/scheduling.md",
+            description="maximum seconds of work queued ahead of a new image; more is 429. With `fair`, clients "
+            "share it",
         ),
     ] = 120.0
     cache_dir: Annotated[
@@ -89,8 +88,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            description="maximum images waiting for a slot; more are rejected with 429. With `fair`, clients share it: "
-            "docs/scheduling.md",
+            description="maximum images waiting for a slot; more are 429. With `fair`, clients share it",
         ),
     ] = 256
     threads: Annotated[
@@ -100,68 +98,67 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     attention: Annotated[
         Attention,
         Meta(
-            description="attention implementation: `auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` "
-            "are for UNets, the others for transformers. Which a model allows: docs/speed-and-memory.md"
+            description="`auto` is `sdpa`, torch's own; `plain`, `sliced` and `xformers` are for UNets, the "
+            "others for transformers: docs/speed-and-memory.md"
         ),
     ] = "auto"
     channels_last: Annotated[
         bool | Auto,
-        Meta(description="keep the UNet's and VAE's tensors in NHWC memory order; `auto` is on a CPU, not on a GPU"),
+        Meta(description="the UNet's and VAE's tensors in NHWC memory order; `auto`: on a CPU"),
     ] = "auto"
     text_encoder_device: Annotated[
         str,
         Meta(
             pattern=r"^(same|cpu|cuda:\d{1,3})$",
             description="where an image model's text encoders are: `same` as the model, `cpu` (in float32), or "
-            "`cuda:N`: docs/speed-and-memory.md",
+            "`cuda:N`",
         ),
     ] = "same"
     offload: Annotated[
         Literal["none", "encoders", "blocks"],
         Meta(
-            description="what of an image model stays in the host's memory and is copied to the GPU whenever it is "
-            "called: `encoders` are the text encoders and the VAE, `blocks` also the denoiser's blocks beyond "
-            "`offload_resident_bytes`; the same images, slower: docs/speed-and-memory.md"
+            description="what of an image model is copied from the host's memory whenever it is called: "
+            "`encoders` are the text encoders and the VAE, `blocks` also the denoiser's blocks beyond "
+            "`offload_resident_bytes`; slower: docs/speed-and-memory.md"
         ),
     ] = "none"
     offload_resident_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | Auto,
         Meta(
-            description="with `offload` `blocks`, bytes of the denoiser's blocks that stay on the device; `auto` is "
-            "what is free beside all else that the model needs for four images at once"
+            description="with `offload` `blocks`, bytes of the denoiser's blocks that stay on the device; `auto` "
+            "is what is free beside all else that four images at once need"
         ),
     ] = "auto"
     vae_tiling: Annotated[
         bool | Auto,
         Meta(
-            description="decode and encode images that are larger than a tile in overlapping tiles: less memory, "
-            "slower, slightly other pixels near the seams; `auto` only those of more than 2048 × 2048 pixels"
+            description="decode and encode images in overlapping tiles: less memory, slower, slightly other "
+            "pixels near the seams; `auto` only those of more than 2048 × 2048 pixels"
         ),
     ] = "auto"
     cudnn_benchmark: Annotated[
-        bool, Meta(description="let cuDNN benchmark its algorithms for each bucket (on a GPU, and only with buckets)")
+        bool, Meta(description="let cuDNN benchmark its algorithms for each bucket, on a GPU")
     ] = True
     cuda_graphs: Annotated[
         bool,
         Meta(
-            description="capture small calls of the UNet of a Stable Diffusion or XL as CUDA graphs, on a GPU: faster "
-            "with few images, more memory"
+            description="capture small calls of Stable Diffusion's and XL's UNets as CUDA graphs, on a GPU: "
+            "faster with few images, more memory"
         ),
     ] = True
     inference_mode: Annotated[bool, Meta(description="run under torch.inference_mode; false is torch.no_grad")] = True
     compile: Annotated[
         bool,
         Meta(
-            description="torch.compile the UNet of a Stable Diffusion or XL, or a text encoder: about a minute at "
-            "start-up; needs buckets. Other models take `compile_blocks`"
+            description="torch.compile the UNet of a Stable Diffusion or XL, which needs buckets, or a text "
+            "encoder: about a minute at start-up"
         ),
     ] = False
     compile_blocks: Annotated[
         bool | Auto,
         Meta(
-            description="torch.compile the blocks that the denoiser of any family repeats, for any number of rows and "
-            "tokens: minutes at start-up. `auto` measures at the first start whether that is faster: "
-            "docs/speed-and-memory.md"
+            description="torch.compile the blocks that the denoiser of any family repeats: minutes at start-up. "
+            "`auto` measures at the first start whether that is faster: docs/speed-and-memory.md"
         ),
     ] = False
     quantize: Annotated[
@@ -177,7 +174,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="an image model whose quantized denoiser keeps less of its outputs, as a cosine, is rejected",
+            description="a model whose quantized denoiser keeps less of its outputs, as a cosine, is rejected",
         ),
     ] = 0.95
     encoder_precision: Annotated[
@@ -190,15 +187,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     encoder_backend: Annotated[
         Literal["auto", "torch"],
         Meta(
-            description="what computes text encoders; `auto` is torch on a GPU, and on a CPU ONNX Runtime or, in "
-            "bfloat16, OpenVINO; `torch` needs no export, and is mostly slower"
+            description="`auto` is torch on a GPU, and on a CPU ONNX Runtime or, in bfloat16, OpenVINO; `torch` "
+            "needs no export, and is mostly slower"
         ),
     ] = "auto"
     encoder_packing: Annotated[
         Literal["auto", "on", "off"],
         Meta(
-            description="whether texts of a batch follow each other without padding, where torch computes them: "
-            "`auto` measures it on a GPU, and pads on a CPU; `on` rejects a model that cannot: docs/encoders.md"
+            description="batches of texts without padding, where torch computes them: `auto` measures it on a "
+            "GPU, and pads on a CPU; `on` rejects a model that cannot: docs/encoders.md"
         ),
     ] = "auto"
     encoder_min_fidelity: Annotated[
@@ -220,8 +217,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     encoder_cores: Annotated[
         Count | Literal["auto", "shared"],
         Meta(
-            description="how text encoders and image models divide the cores of a CPU: with `auto` both use all, and "
-            "texts go first; with `shared` as equals; a number is the cores of the encoders, and images have the rest"
+            description="cores of a CPU beside image models: with `auto` both use all, and texts go first; with "
+            "`shared` as equals; a number is the encoders', and images have the rest"
         ),
     ] = "auto"
     embedding_cache_bytes: Annotated[
@@ -231,67 +228,59 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(
             description="folders of LoRA files; `FOLDER` is for all image models, `MODEL=FOLDER` for one, "
-            "`hf://ORG/NAME` is downloaded, `bundled` has those of the bundled model: docs/adapters.md. None with "
-            "`compile`, or with `quantize` int8 or fp8 on a GPU"
+            "`hf://ORG/NAME` is downloaded: docs/adapters.md. None with `compile`, or with `quantize` int8 or fp8 "
+            "on a GPU"
         ),
     ] = ("bundled",)
     lora_cache_bytes: Annotated[
         int,
         Meta(
             ge=0,
-            description="LoRAs of a model kept on the device; a request that does not fit beside those of accepted "
-            "ones is rejected with 429",
+            description="LoRAs of a model kept on the device; a request that does not fit beside those of "
+            "accepted ones is 429",
         ),
     ] = 2_147_483_648
     controlnets: Annotated[
         tuple[str, ...],
-        Meta(
-            description="folders of ControlNets for Stable Diffusion 1.x, 2.x and XL, given as `loras`: "
-            "docs/adapters.md. None with `compile`"
-        ),
+        Meta(description="folders of ControlNets, given as `loras`. None with `compile`"),
     ] = ()
     ip_adapters: Annotated[
         tuple[str, ...],
         Meta(
-            description="files of IP-Adapters, or folders of them, for Stable Diffusion 1.x, 2.x, XL and FLUX.1, each "
-            "with its encoder in the folder `image_encoder` beside it; `FILE`, `MODEL=FILE` or `hf://ORG/NAME/FILE`: "
-            "docs/adapters.md. None with `compile`, or with `quantize` int8 or fp8 on a GPU"
+            description="files of IP-Adapters, or folders of them; `FILE`, `MODEL=FILE` or `hf://ORG/NAME/FILE`. "
+            "None with `compile`, or with `quantize` int8 or fp8 on a GPU"
         ),
     ] = ()
     ip_adapter_encoders: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of image encoders (CLIPVisionModelWithProjection of transformers, or a CLIPModel) "
-            "for IP-Adapters that have none beside them, or one of another width; `hf://ORG/NAME[/FOLDER]` is "
-            "downloaded"
+            description="folders of image encoders (CLIPVisionModelWithProjection or CLIPModel) for IP-Adapters "
+            "that have none beside them, or one of another width; `hf://ORG/NAME[/FOLDER]` is downloaded"
         ),
     ] = ()
     refiners: Annotated[
         tuple[str, ...],
-        Meta(
-            description="folders of refiners for models of Stable Diffusion XL, given as `loras`, or "
-            "`FILE.safetensors`: docs/adapters.md"
-        ),
+        Meta(description="folders of SDXL's refiners, given as `loras`, or `FILE.safetensors`"),
     ] = ()
     vae: Annotated[
         str,
         Meta(
-            description="file of a VAE (.safetensors, here or `hf://ORG/NAME/FILE`) for models that are served from a "
-            "single file, in place of their own: docs/models.md"
+            description="file of a VAE (.safetensors, here or `hf://ORG/NAME/FILE`) for models of single files, "
+            "in place of their own"
         ),
     ] = ""
     parts: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders in diffusers format, or hub ids, with what a file lacks that has a model's "
-            "transformer alone; a file takes the first of its family: docs/models.md"
+            description="folders in diffusers format, or hub ids, for files that have a transformer alone: "
+            "docs/models.md"
         ),
     ] = ()
     checkpoints: Annotated[
         str,
         Meta(
-            description="folder of image models, single files and folders in diffusers format, each loaded when a "
-            "request names it: docs/models.md"
+            description="folder of single files and folders in diffusers format, each loaded when a request "
+            "names it: docs/models.md"
         ),
     ] = ""
     max_checkpoints_loaded: Annotated[
@@ -306,7 +295,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     safety_classifiers: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of image classifiers that check each generated image, given as `loras`; checked "
+            description="folders of classifiers that check each generated image, given as `loras`; checked "
             "models make no previews: docs/adapters.md"
         ),
     ] = ()
@@ -319,36 +308,36 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=1,
-            description="an image is refused if its safety score, the probability of `safety_labels`, is so high; a "
-            "model's noria.json can only be stricter",
+            description="an image is refused if the probability of `safety_labels` is so high; a model's "
+            "noria.json can only be stricter",
         ),
     ] = 0.5
     embeddings: Annotated[
         tuple[str, ...],
         Meta(
             description="folders of embeddings (textual inversion) for prompts in A1111's syntax; `FOLDER` or "
-            "`MODEL=FOLDER`: docs/adapters.md"
+            "`MODEL=FOLDER`"
         ),
     ] = ()
     upscalers: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of upscalers of pixels (.safetensors, .pth) for A1111's hires fix and extras; needs "
-            "`noria-serve[upscalers]`: docs/adapters.md"
+            description="folders of upscalers (.safetensors, .pth) for A1111's hires fix and extras; needs "
+            "`noria-serve[upscalers]`"
         ),
     ] = ()
     encoder_batch_texts: Annotated[
         Count | Auto,
         Meta(
-            description="maximum texts of one batch of a text encoder; `auto` is 8 on a CPU and 64 on a GPU, or 256 "
-            "if all encoders of the start pack them"
+            description="maximum texts of one batch; `auto` is 8 on a CPU and 64 on a GPU, or 256 if all "
+            "encoders of the start pack them"
         ),
     ] = "auto"
     encoder_batch_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1_048_576)] | Auto,
         Meta(
-            description="maximum tokens of one batch of a text encoder, padding included; a longer text is a batch of "
-            "its own; `auto` is 512 on a CPU, 16384 on a GPU"
+            description="maximum tokens of one batch of texts, padding included; a longer text is a batch of its "
+            "own; `auto` is 512 on a CPU, 16384 on a GPU"
         ),
     ] = "auto"
     encoder_max_wait_ms: Annotated[
@@ -356,8 +345,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=10_000,
-            description="how long a batch of texts waits for more of them while another batch runs; a lone request "
-            "never waits",
+            description="how long a batch of texts waits for more of them while another batch runs",
         ),
     ] = 0.0
     mount_niceness: Annotated[
@@ -365,8 +353,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=19,
-            description="CPU niceness of the threads that load a version beside those that serve: with 19 requests "
-            "are delayed least, and the load takes longest",
+            description="CPU niceness of the threads that load a version beside those that serve: with 19 "
+            "requests are delayed least",
         ),
     ] = 19
     hang_timeout_s: Annotated[
@@ -374,8 +362,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="an engine is killed and restarted when one iteration takes longer than this and than ten "
-            "times its longest so far, or when it does not answer pings for this long",
+            description="an engine is restarted when one iteration takes longer than this and than ten times its "
+            "longest so far, or when it answers no pings for this long",
         ),
     ] = 60.0
     start_timeout_s: Annotated[
@@ -383,6 +371,6 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="an engine that has not loaded and warmed up after this many seconds is killed and restarted",
+            description="an engine that has not loaded and warmed up after this many seconds is restarted",
         ),
     ] = 900.0

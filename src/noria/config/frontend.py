@@ -14,50 +14,47 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     uds: Annotated[
         str,
         Meta(
-            description="absolute path of a Unix socket to listen on instead of `host` and `port`, without TLS; its "
-            "mode is 0660"
+            description="absolute path of a Unix socket to listen on instead of `host` and `port`, without TLS; "
+            "mode 0660"
         ),
     ] = ""
     ssl_certfile: Annotated[
         str,
         Meta(
-            description="PEM file with the server's certificate and the chain to its authority: with it the ports "
-            "speak HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
+            description="PEM file with the server's certificate and the chain to its authority: the ports speak "
+            "HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
         ),
     ] = ""
     ssl_keyfile: Annotated[
         str,
-        Meta(
-            description="PEM file with the private key of `ssl_certfile`, without a passphrase; empty: the key is in "
-            "`ssl_certfile`"
-        ),
+        Meta(description="PEM file with the private key, without a passphrase; empty: it is in `ssl_certfile`"),
     ] = ""
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(
-            description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and X-Forwarded-Proto "
-            "are trusted, and `unix` for those that connect to `uds`; `[]` is none"
+            description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and "
+            "X-Forwarded-Proto are trusted, and `unix` for those that connect to `uds`"
         ),
     ] = ("127.0.0.1", "::1", "unix")
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="names by which clients reach the server, as in their Host header: `images.example`, "
-            "`*.example` for all below it, `*` for any. Always allowed are IP addresses, `localhost` and `host`; "
-            "others are answered 421, against DNS rebinding"
+            description="names in clients' Host header: `images.example`, `*.example` for all below it, `*` for "
+            "any. Always allowed are IP addresses, `localhost` and `host`; others are answered 421, against DNS "
+            "rebinding"
         ),
     ] = ()
     metrics_address: Annotated[
         str,
-        Meta(description="another `ADDRESS:PORT` to listen on, which serves /metrics in place of the server's port"),
+        Meta(description="another `ADDRESS:PORT`, which serves /metrics in place of the server's port"),
     ] = ""
     grpc_port: Annotated[
         int,
         Meta(
             ge=0,
             le=65535,
-            description="port on `host` for the Open Inference Protocol over gRPC (docs/encoders.md); 0 is none. "
-            "Needs `noria-serve[grpc]`",
+            description="port on `host` for the Open Inference Protocol over gRPC; 0 is none. Needs "
+            "`noria-serve[grpc]`",
         ),
     ] = 0
     processes: Annotated[
@@ -71,24 +68,23 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             pattern=r"^[A-Za-z0-9-]{0,64}\Z",
-            description="header, such as `X-User`, whose value decides which version answers while an endpoint has a "
-            "canary; without it, each request is chosen by itself",
+            description="header, such as `X-User`, whose value decides which version answers while an endpoint "
+            "has a canary; else each request is chosen by itself",
         ),
     ] = ""
     client_header: Annotated[
         str,
         Meta(
             pattern=r"^[A-Za-z0-9-]{0,64}\Z",
-            description="header, such as `X-User`, whose value says whose share of an engine a request without an API "
-            "key takes: docs/scheduling.md. Set it only behind a proxy that sets it. Without it, `user` of OpenAI's "
-            "requests counts, or the client's address",
+            description="header, such as `X-User`, whose value says whose share of an engine a request without "
+            "an API key takes: docs/scheduling.md. Only behind a proxy that sets it",
         ),
     ] = ""
     max_connections: Annotated[
         int,
         Meta(
             ge=16,
-            description="connections of a front end over HTTP, at most the files that the process may have open; more "
+            description="connections of a front end over HTTP, at most the files that the process may open; more "
             "are closed at once",
         ),
     ] = 8192
@@ -96,8 +92,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="connections of one address (IPv6: of one /64 network); those of `trusted_proxies` count in "
-            "all only",
+            description="connections of one address (IPv6: of one /64 network), but for `trusted_proxies`",
         ),
     ] = 1024
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body without images")] = (
@@ -107,8 +102,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of all images of a request together, as files; a body with them may be longer "
-            "than `max_body_bytes` by that, in base64",
+            description="maximum size of all images of a request together, as files; its body may be longer by "
+            "that, in base64",
         ),
     ] = 16_777_216
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
@@ -127,17 +122,16 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="maximum length of a text to a text encoder, in characters",
+            description="maximum characters of a text to a text encoder",
         ),
     ] = 100_000
-    max_prompt_chars: Annotated[int, Meta(ge=1, description="maximum length of a prompt, in characters")] = 4000
+    max_prompt_chars: Annotated[int, Meta(ge=1, description="maximum characters of a prompt")] = 4000
     request_timeout_s: Annotated[
         float,
         Meta(
             ge=0.001,
             le=86400,
-            description="a request not finished after this many seconds is removed from the running batch and answered "
-            "504",
+            description="a request not finished after this many seconds is removed from the batch and answered 504",
         ),
     ] = 600.0
     user_code_threads: Annotated[
@@ -148,15 +142,15 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=86400,
-            description="how long a request whose engine exited waits for a restarted one before it is answered 503",
+            description="how long a request whose engine exited waits for a restarted one; then it is 503",
         ),
     ] = 60.0
     rebalance: Annotated[
         bool,
         Meta(
-            description="requests move from an engine with much work to one of the same model that has less than half "
-            "of it, also while their images run. Images of engines that differ in hardware or in PyTorch differ a "
-            "little: there false keeps each request where it is"
+            description="requests move from an engine to one of the same model that has less than half of its "
+            "work, also while their images run. Engines that differ in hardware or PyTorch make slightly other "
+            "images: there set false"
         ),
     ] = True
     drain_s: Annotated[
@@ -172,14 +166,14 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="TOML file of API keys, their scopes and limits (`noria key`), read again when it has "
-            "changed; empty: any client that reaches the port may do everything but change the registry"
+            "changed; empty: any client may do everything but change the registry"
         ),
     ] = ""
     live: Annotated[
         Literal["auto", "full", "no-previews", "off"],
         Meta(
-            description="what /live shows of the running batch: `full` includes thumbnails; `auto` is full without "
-            "API keys and no-previews with them"
+            description="what /live shows: `full` includes thumbnails; `auto` is full without API keys and "
+            "no-previews with them"
         ),
     ] = "auto"
 

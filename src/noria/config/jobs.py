@@ -13,9 +13,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     database: Annotated[
         str,
         Meta(
-            description="database of jobs: `auto` is SQLite in `data_dir`, else `sqlite:///FILE` or "
-            "`postgresql://USER@HOST/NAME` (a password goes into PGPASSWORD or PGPASSFILE: process listings show "
-            "settings)"
+            description="`auto` is SQLite in `data_dir`, else `sqlite:///FILE` or `postgresql://USER@HOST/NAME` "
+            "(a password goes into PGPASSWORD or PGPASSFILE: process listings show settings)"
         ),
     ] = "auto"
     database_timeout_s: Annotated[
@@ -23,15 +22,15 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=600,
-            description="a statement that PostgreSQL does not answer within this time fails, as does a request that "
-            "waits as long for a free thread; either is answered 503",
+            description="a statement that PostgreSQL does not answer within this time, or a request that waits "
+            "as long for a free thread, is answered 503",
         ),
     ] = 10.0
     results: Annotated[
         str,
         Meta(
-            description="folder for the results of jobs, a path or an fsspec URL without a password; `auto` is "
-            "`results` in `data_dir`"
+            description="folder for results, a path or an fsspec URL without a password; `auto` is `results` in "
+            "`data_dir`"
         ),
     ] = "auto"
     ttl_s: Annotated[
@@ -46,8 +45,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(
-            description="maximum jobs that one front end runs at once, of images and of texts; `auto` is enough to "
-            "fill the engines twice with images, and 4 of texts"
+            description="maximum jobs that one front end runs at once, of images and of texts; `auto` fills the "
+            "engines twice with images, and is 4 of texts"
         ),
     ] = "auto"
     weight: Annotated[
@@ -55,11 +54,10 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0.01,
             le=100,
-            description="weight of the jobs of an API key in the shares of an engine, beside 1 of a client that "
-            "waits: docs/scheduling.md",
+            description="weight of the jobs of an API key in the shares of an engine, beside 1 of a client that waits",
         ),
     ] = 0.25
-    max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are rejected with 429")] = 10_000
+    max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are 429")] = 10_000
     max_queued_per_key: Annotated[
         Annotated[int, Meta(ge=1)] | Auto,
         Meta(description="maximum queued jobs of one API key; `auto` is a quarter of `jobs.max_queued`"),
@@ -70,23 +68,23 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of the stored texts and start images of all jobs that have not ended, of one "
-            "API key a quarter; more are rejected with 429",
+            description="maximum size of the stored texts and start images of all jobs that have not ended, of "
+            "one API key a quarter; more are 429",
         ),
     ] = 1_073_741_824
     max_pending_webhooks: Annotated[
         int,
         Meta(
             ge=1,
-            description="maximum webhooks that wait for their receivers, of one client a quarter; more jobs with a "
-            "webhook are rejected with 429",
+            description="maximum webhooks that wait for their receivers, of one client a quarter; more jobs with "
+            "a webhook are 429",
         ),
     ] = 40_000
     webhook_secret_file: Annotated[
         str,
         Meta(
-            description="file with the server's secret, `whsec_` and base64, from which those of API keys are derived "
-            "(`noria key webhook-secret`); in a second line, the one before it during a rotation. `auto` is "
+            description="file with the server's secret, `whsec_` and base64, from which those of API keys are "
+            "derived (`noria key webhook-secret`); during a rotation its second line is the one before. `auto` is "
             "`webhook-secret` beside the SQLite file, created at the first start; not with PostgreSQL"
         ),
     ] = "auto"  # noqa: S105 - where it is, not what

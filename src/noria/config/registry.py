@@ -14,31 +14,26 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     deployments: Annotated[
         bool,
-        Meta(
-            description="follow the registry's deployments; without it the server serves the models of its "
-            "configuration only"
-        ),
+        Meta(description="follow the registry's deployments; else serve the models of the configuration only"),
     ] = True
     lineage_events_per_minute: Annotated[
         int, Meta(ge=1, description="lineage events that one API key, or one client without keys, may send a minute")
     ] = 6000
-    lineage_mib_per_minute: Annotated[
-        float, Meta(gt=0, le=100_000, description="bodies with lineage events that it may send a minute, MiB")
-    ] = 16.0
+    lineage_mib_per_minute: Annotated[float, Meta(gt=0, le=100_000, description="bodies of these a minute, MiB")] = 16.0
     max_lineage_mib: Annotated[
         float,
         Meta(
             gt=0,
             le=1e9,
-            description="what the registry keeps of the lineage of one API key, MiB on the disk; none is ever deleted",
+            description="lineage kept of one API key, MiB on the disk; none is ever deleted",
         ),
     ] = 1024.0
     source_roots: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders of this machine, and URLs of folders in stores (`s3://BUCKET/FOLDER`), below which "
-            "`POST /v1/registry/versions` may read models; besides them the hub, the MLflow server of the "
-            "environment, and models in packages"
+            description="folders, and URLs of folders in stores (`s3://BUCKET/FOLDER`), below which `POST "
+            "/v1/registry/versions` may read models; besides them the hub, the MLflow server of the environment, "
+            "and models in packages"
         ),
     ] = ()
     max_source_gib: Annotated[
