@@ -144,13 +144,13 @@ class TextJobRoutes:
                 handler=self._results(each),
                 group="Jobs",
                 scopes=("jobs",),
-                summary=f"Get the results of a job of texts as {title}",
-                description="In the order of the texts. Until the job's time to live is over.",
+                summary="Get the results of a job of texts",
+                description="In the order of the texts, until the job's time to live is over.",
                 parameters=[parameter("id", "path")],
                 response={each.media_type: {}},
                 errors=[JobNotFound, JobsUnavailable],
             )
-            for each, title in ((NPY, "a .npy file"), (NPZ, "a .npz file"), (JSONL, "lines of JSON"))
+            for each in (NPY, NPZ, JSONL)
         ]
         return [submit, *results]
 
