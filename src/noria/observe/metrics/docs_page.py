@@ -58,10 +58,11 @@ def metrics_page() -> str:
     for section, declarations in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.section):
         parts += [f"\n## {section}\n", "| Metric | Kind | Meaning |\n|---|---|---|"]
         parts += [_row(each) for each in declarations]
-    parts += ["\n## Buckets\n", "| Metrics | Upper bounds |\n|---|---|"]
+    parts.append("\n## Buckets\n\n`GET /metrics` shows those of `noria_stat_…`, which settings can change.\n")
+    parts.append("| Metrics | Upper bounds |\n|---|---|")
     names: dict[tuple[float, ...], list[str]] = {}
     for each in DECLARATIONS.values():
-        if each.buckets:
+        if each.buckets and not each.name.startswith("noria_stat_"):
             names.setdefault(tuple(each.buckets), []).append(f"`{each.name}`")
     parts += [
         f"| {', '.join(with_them)} | {', '.join(f'{b:g}' for b in bounds)} |" for bounds, with_them in names.items()
