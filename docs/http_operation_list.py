@@ -3,9 +3,11 @@
 python docs/http_operation_list.py > docs/http-operations.md
 """
 
+import collections
 import itertools
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from noria.config import Config, FrontendConfig
@@ -15,10 +17,11 @@ from noria.frontend.http.operations import Group, Operation, Served
 
 _HEAD = """# Operations of the HTTP API
 
-Each operation, with the scope that an API key needs for it, if the server has keys (`make docs`
-writes this page). [http-api.md](http-api.md) explains the bodies; `GET /docs` on a running server
-has their fields, with the bounds and defaults of its models.
+If the server has API keys, an operation needs one of the [scopes](http-api.md#scopes) named here
+(`make docs` writes this page). [http-api.md](http-api.md) explains the bodies; `GET /docs` on a
+running server has their fields, with the bounds and defaults of its models.
 """
+_MANY = 5  # operations with one summary, such as A1111's lists, whose descriptions say enough
 _DOCS = pathlib.Path(__file__).parent
 
 
@@ -34,22 +37,38 @@ def page() -> str:
     ]
     operations.sort(key=lambda each: get_args(Group).index(each.group))
     parts = [_HEAD]
-    for group, members in itertools.groupby(operations, key=lambda each: each.group):
-        parts.append(f"\n## {group}\n\n| Operation | Meaning | Scope |\n|---|---|---|\n")
-        parts += [_row(each, headings) for each in members]
+    for group, in_group in itertools.groupby(operations, key=lambda each: each.group):
+        members = list(in_group)
+        rows: dict[tuple[str, str], list[str]] = {}
+        summaries = collections.Counter(each.summary for each in members)
+        usual_scopes = collections.Counter(map(_scopes, members)).most_common(1)[0][0]
+        for each in members:
+            rows.setdefault((_meaning(each, summaries), _scopes(each)), []).append(_name(each, headings))
+        needed = usual_scopes if usual_scopes.endswith("key") else f"the scope {usual_scopes}"
+        parts.append(f"\n## {group}\n\nNeeds {needed}.\n\n| Operation | Meaning |\n|---|---|\n")
+        for (meaning, scopes), names in rows.items():
+            exception = f" ({scopes})" if scopes != usual_scopes else ""
+            parts.append(f"| {', '.join(names)} | {meaning}{exception} |\n")
     return "".join(parts)
 
 
-def _row(operation: Operation, headings: set[str]) -> str:
+def _name(operation: Operation, headings: set[str]) -> str:
     name = f"{operation.method} {operation.documented_path}"
-    shown = f"`{name}`"
-    if name in headings:
-        anchor = "".join(char for char in name.lower().replace(" ", "-") if char.isalnum() or char in "-_")
-        shown = f"[{shown}](http-api.md#{anchor})"
-    scopes = "no key" if operation.scopes is None else " or ".join(f"`{scope}`" for scope in operation.scopes)
-    return (
-        f"| {shown} | {operation.summary}. {operation.description}{_parameters(operation)} | {scopes or 'any key'} |\n"
-    )
+    if name not in headings:
+        return f"`{name}`"
+    anchor = "".join(char for char in name.lower().replace(" ", "-") if char.isalnum() or char in "-_")
+    return f"[`{name}`](http-api.md#{anchor})"
+
+
+def _scopes(operation: Operation) -> str:
+    if operation.scopes is None:
+        return "no key"
+    return " or ".join(f"`{scope}`" for scope in operation.scopes) or "any key"
+
+
+def _meaning(operation: Operation, summaries: Mapping[str, int]) -> str:
+    is_a_list = summaries[operation.summary] >= _MANY
+    return f"{'' if is_a_list else f'{operation.summary}. '}{operation.description}{_parameters(operation)}"
 
 
 def _parameters(operation: Operation) -> str:

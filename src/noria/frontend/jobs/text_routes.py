@@ -128,8 +128,7 @@ class TextJobRoutes:
             scopes=("jobs",),
             summary="Submit a job of texts",
             description="The body has a text in each line: `text/plain`, or `application/jsonl` with a text, a pair of "
-            "texts, or an object with `text` in each. The results are a file of float32 for NumPy, and lines of JSON. "
-            "At most `jobs.max_job_texts` texts and `jobs.max_job_bytes` bytes.",
+            "texts, or an object with `text` in each.",
             parameters=_parameters,
             body={
                 media_type: _LINES if line_format == "text" else {} for media_type, line_format in MEDIA_TYPES.items()
@@ -144,13 +143,13 @@ class TextJobRoutes:
                 handler=self._results(each),
                 group="Jobs",
                 scopes=("jobs",),
-                summary=f"Get the results of a job of texts as {title}",
-                description="In the order of the texts. Until the job's time to live is over.",
+                summary="Get the results of a job of texts",
+                description="In the order of the texts, until the job's time to live is over.",
                 parameters=[parameter("id", "path")],
                 response={each.media_type: {}},
                 errors=[JobNotFound, JobsUnavailable],
             )
-            for each, title in ((NPY, "a .npy file"), (NPZ, "a .npz file"), (JSONL, "lines of JSON"))
+            for each in (NPY, NPZ, JSONL)
         ]
         return [submit, *results]
 

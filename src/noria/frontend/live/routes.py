@@ -44,9 +44,8 @@ class LiveRoutes:
                 group="The running batch",
                 scopes=(),
                 summary="Stream the running batches",
-                description="Server-sent events without an end: `engines`, the state of each engine, at every change; "
-                "`engine_view`, up to five times a second for each engine: its slots, queue, shares, last iterations "
-                "and thumbnails.",
+                description="Server-sent events without an end: `engines`, at every change of a state; `engine_view`, "
+                "up to five times a second for each engine.",
                 parameters=[parameter("thumbnails", "query", type="boolean", default=True)],
                 response=EVENT_STREAM,
                 errors=[InvalidField, RouteNotFound, RateLimited],

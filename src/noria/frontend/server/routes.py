@@ -65,9 +65,9 @@ class ServerRoutes:
                 path="/readyz",
                 handler=self.readyz,
                 summary="Check readiness",
-                description="200 if of each kind of model that is served an engine is ready, else 503; the body has "
-                "the state of each engine. `jobs_unavailable` is the reason, if jobs could not be stored or read in "
-                "the last minute, which makes no 503.",
+                description="200 if of each kind of model an engine is ready, else 503; the body has the state of "
+                "each engine, and `jobs_unavailable`, which makes no 503, if jobs could not be stored or read in the "
+                "last minute.",
                 response=Any,
                 other_responses={503: ("no engine is ready", Any)},
                 is_probe=True,

@@ -45,10 +45,9 @@ IMAGES_REFUSED = _section.counter(
 )
 IMAGES_MOVED = _section.counter(
     "noria_images_moved",
-    "Images that an engine has handed over: those that had begun, `moved`, and those that had not, `waiting`. Another "
-    "engine goes on with those that had, unless it refuses them: `refused`; or the front end has no room for their "
-    "states: `dropped`. These begin anew. `reason` is `leave` if the engine ends or releases the model, and `backlog` "
-    "if another one had less to do.",
+    "Images that an engine has handed over: `moved`, with their state; `waiting`, which had not begun; `refused` by "
+    "the other engine or `dropped`, without room for their states: both begin anew. `reason` is `leave` if the engine "
+    "ends or releases the model, `backlog` if another one had less to do.",
     "model",
     "outcome",
     "reason",
@@ -56,12 +55,11 @@ IMAGES_MOVED = _section.counter(
 TEXTS = _section.counter("noria_texts", "Texts whose results were sent to clients.", "model")
 REQUEST_SECONDS = _section.histogram(
     "noria_request_seconds",
-    "Time from a request's admission to its encoded image files, or to the numbers of its texts; successful requests "
-    "only.",
+    "Time of successful requests from admission to image files, or to the numbers of texts.",
     "model",
 )
 QUEUE_SECONDS = _section.histogram(
-    "noria_queue_seconds", "Time until a request's last-finished image got its slot; successful requests only.", "model"
+    "noria_queue_seconds", "Time until the last-finished image of a successful request got its slot.", "model"
 )
 STAGE_SECONDS = _section.histogram(
     "noria_stage_seconds",
@@ -74,21 +72,21 @@ STAGE_SECONDS = _section.histogram(
 )
 DEADLINES_MISSED = _section.counter(
     "noria_deadline_missed",
-    "Accepted requests with a `deadline_ms` that were not answered in time: aborted or late.",
+    "Accepted requests that missed their `deadline_ms`.",
     "model",
 )
 REQUESTS_IN_FLIGHT = _section.gauge("noria_requests_in_flight", "Image requests in progress.")
 LIVE_SUBSCRIBERS = _section.gauge("noria_live_subscribers", "Clients subscribed to `GET /v1/live`.")
 HTTP_REQUESTS = _section.counter(
     "noria_http_requests",
-    "HTTP requests answered. Status 499: the client disconnected first.",
+    "HTTP requests answered; 499: the client disconnected first.",
     "method",
     "path",
     "status",
 )
 HTTP_REQUEST_SECONDS = _section.histogram(
     "noria_http_request_seconds",
-    "Time from an HTTP request's head to the end of its response.",
+    "From an HTTP request's head to the end of its response.",
     "method",
     "path",
     buckets=(0.001, *DURATION_BUCKETS_S),
@@ -102,14 +100,14 @@ EVENT_LOOP_LAG_SECONDS = _section.histogram(
 FRONTENDS = _section.gauge("noria_frontends", "Front ends that accept connections.")
 FRONTEND_STARTS = _section.counter(
     "noria_frontend_starts",
-    "Front-end processes started, by name and cause: `initial` (with the server), `load` (one more), `restarted` (the "
-    "previous process ended).",
+    "Front-end processes started: `initial` (with the server), `load` (one more), `restarted` (after the previous one "
+    "ended).",
     "process",
     "cause",
 )
 FRONTEND_STOPS = _section.counter(
     "noria_frontend_stops",
-    "Front-end processes that stopped because the others suffice for the load, by name.",
+    "Front-end processes that stopped because the others suffice for the load.",
     "process",
 )
 
@@ -118,13 +116,13 @@ _section = Section("Deployments, counted by the front ends; canaries, by the reg
 _VERSION_LABELS = ("model", "version")
 DEPLOYMENT_REQUESTS = _section.counter(
     "noria_deployment_requests",
-    "Requests to a deployed version, with their outcome, as `noria_requests_total` has it. Jobs are not counted.",
+    "Requests to a deployed version, without jobs.",
     *_VERSION_LABELS,
     "outcome",
 )
 DEPLOYMENT_REQUEST_SECONDS = _section.histogram(
     "noria_deployment_request_seconds",
-    "Time of successful requests to a deployed version, from admission to their results.",
+    "Time of these, if successful, from admission to their results.",
     *_VERSION_LABELS,
 )
 CANARY_SHARE = _section.gauge(
@@ -139,7 +137,7 @@ CANARY_EVIDENCE = _section.gauge(
 )
 SHADOW_REQUESTS = _section.counter(
     "noria_shadow_requests",
-    "Copies of requests to a model for its shadow, with their outcome; `dropped`: never computed, under load.",
+    "Copies of requests for the model's shadow; `dropped`: not computed, under load.",
     *_VERSION_LABELS,
     "outcome",
 )
@@ -151,8 +149,8 @@ SHADOW_SECONDS = _section.histogram(
 )
 SHADOW_DISTANCE = _section.histogram(
     "noria_shadow_distance",
-    "Distance of the shadow's output from the control's: mean absolute difference of the pixels of images, 0 to 1; "
-    "mean cosine distance of the rows of numbers, 0 to 2.",
+    "Distance of the shadow's output from the control's: of images the mean absolute difference of pixels, 0 to 1; of "
+    "numbers the mean cosine distance of rows, 0 to 2.",
     *_VERSION_LABELS,
     buckets=(0.0001, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
@@ -161,20 +159,20 @@ _section = Section("Endpoints with code of the operator's, counted by the front 
 
 ENDPOINT_REQUESTS = _section.counter(
     "noria_endpoint_requests",
-    "Requests of an endpoint, by outcome: `ok` or an error code; calls by the code of others are counted too.",
+    "Requests of an endpoint, calls by the code of others included.",
     "endpoint",
     "outcome",
 )
 USER_CODE_SECONDS = _section.histogram(
     "noria_user_code_seconds",
-    "Time of a call of a method, `preprocess` or `postprocess`, until it returns or is late, its own calls included.",
+    "Time of a call of `preprocess` or `postprocess` until it returns or is late, its own calls included.",
     "endpoint",
     "method",
     buckets=(0.001, *DURATION_BUCKETS_S),
 )
 USER_CODE_STUCK_THREADS = _section.gauge(
     "noria_user_code_stuck_threads",
-    "Threads in calls of methods that have exceeded their time limit, at the last change.",
+    "Threads in calls that have exceeded their time limit, at the last change.",
 )
 
 _section = Section("Statistics of requests and results, counted by the front ends; drift, by the registrar")
@@ -187,16 +185,18 @@ STATISTICS_INVALID = _section.counter(
 )
 DRIFT_PSI = _section.gauge(
     "noria_drift_psi",
-    "Population stability index of the last 12 windows and the reference, corrected for sample size; NaN with fewer "
+    "Population stability index of the last 12 windows and the reference, less its mean without drift; NaN with fewer "
     "than 200 values.",
     *_VARIABLE_LABELS,
 )
 DRIFT_KS = _section.gauge(
     "noria_drift_ks",
-    "Largest difference of the cumulative shares (Kolmogorov–Smirnov) of a histogram and the reference.",
+    "Largest difference of the cumulative shares (Kolmogorov–Smirnov), of scalars.",
     *_VARIABLE_LABELS,
 )
-DRIFT_JS = _section.gauge("noria_drift_js", "Jensen–Shannon divergence from the reference, in bits.", *_VARIABLE_LABELS)
+DRIFT_JS = _section.gauge(
+    "noria_drift_js", "Jensen–Shannon divergence from the reference, 0 to 1 bit.", *_VARIABLE_LABELS
+)
 DRIFT_P_VALUE = _section.gauge(
     "noria_drift_p_value",
     "Probability of as large a difference without drift, at one look: by chi-square of categories, by "
@@ -204,7 +204,9 @@ DRIFT_P_VALUE = _section.gauge(
     *_VARIABLE_LABELS,
 )
 DRIFT_UNSEEN = _section.gauge(
-    "noria_drift_unseen_ratio", "Share of the values whose categories the reference does not have.", *_VARIABLE_LABELS
+    "noria_drift_unseen_ratio",
+    "Share of values whose category the reference does not have; 0 if it has more than 1,000.",
+    *_VARIABLE_LABELS,
 )
 
 for _variable in BUILT_IN_VARIABLES.values():  # `frontend/statistics/families.py` exports those that are counted
@@ -225,24 +227,22 @@ JOBS = _section.counter(
 JOBS_ACCEPTED = _section.counter("noria_jobs_accepted", "Jobs accepted.")
 WEBHOOK_ATTEMPTS = _section.counter(
     "noria_webhook_attempts",
-    "Attempts to deliver a webhook: `delivered`, or `failed`, which is retried.",
+    "Attempts to deliver a webhook; `failed` ones are retried.",
     "outcome",
     values=("delivered", "failed"),
 )
 
 _section = Section("The engine loop, counted by the engines")
 
-ENGINE_UP = _section.gauge(
-    "noria_engine_up", "1 if the engine is ready; 0 if it is loading, has ended or never started.", "engine"
-)
+ENGINE_UP = _section.gauge("noria_engine_up", "1 if the engine is ready; 0 if it is loading, or has ended.", "engine")
 ENGINES_CONFIGURED = _section.gauge(
     "noria_engines_configured",
-    "Configured engines, one for each kind of model on each device; exported by the front ends.",
+    "Configured engines, one for each kind of model on each device.",
     mode="livemax",
 )
 ENGINE_STARTS = _section.counter(
     "noria_engine_starts",
-    "Engine processes started, by how the previous run ended: `none` (there was none), `crashed`, `killed`.",
+    "Engine processes started; the previous one was `none` (the first start), `crashed` or `killed`.",
     "engine",
     "previous_exit",
 )
@@ -253,13 +253,12 @@ ENGINE_BUSY_SECONDS = _section.counter(
 )
 KEY_BUSY_SECONDS = _section.counter(
     "noria_key_busy_seconds",
-    "Time of engines by API key (empty: requests without one): of each model call, the share of the key's images or "
-    "tokens in it.",
+    "Time of engines by API key (empty: requests without one): of each model call, the share of its images or tokens.",
     "key",
 )
 ITERATIONS = _section.counter(
     "noria_iterations",
-    "Iterations of the engine loop. Nearly all are batched denoising steps, which `noria_batch_size_count` counts.",
+    "Iterations of the engine loop; `noria_batch_size_count` has those with a step or a batch of texts.",
     "engine",
 )
 DENOISE_STEPS = _section.counter(
@@ -267,21 +266,21 @@ DENOISE_STEPS = _section.counter(
 )
 ITERATION_SECONDS = _section.histogram(
     "noria_iteration_seconds",
-    "Time of an iteration with a denoising step, by image size (`WIDTHxHEIGHT`, or `WIDTHxHEIGHT+references`); "
-    "includes its encoding and decoding.",
+    "Time of an iteration with a denoising step, its encoding and decoding included, by image size (`WIDTHxHEIGHT`, or "
+    "`WIDTHxHEIGHT+references`).",
     "shape",
     buckets=_ITERATION_BUCKETS_S,
 )
 BATCH_SIZE = _section.histogram(
     "noria_batch_size", "Images or texts in an iteration.", "engine", buckets=_BATCH_SIZE_BUCKETS
 )
-TOKENS = _section.counter("noria_tokens", "Tokens of texts that were encoded, without padding.", "engine", "model")
+TOKENS = _section.counter("noria_tokens", "Tokens of encoded texts, without padding.", "engine", "model")
 PADDING_TOKENS = _section.counter(
-    "noria_padding_tokens", "Tokens by which texts were padded to the longest of their batch.", "engine", "model"
+    "noria_padding_tokens", "Tokens of padding to the longest text of a batch.", "engine", "model"
 )
 FIDELITY = _section.gauge(
     "noria_fidelity_ratio",
-    "How near a text encoder's results are to float32's, or a quantized denoiser's to those before: 1 is equal.",
+    "How near a text encoder's results are to float32's, or a quantized denoiser's to those before; 1 is equal.",
     "engine",
     "model",
     "dtype",
@@ -289,8 +288,8 @@ FIDELITY = _section.gauge(
 )
 CALL_SPEEDUP = _section.gauge(
     "noria_call_speedup_ratio",
-    "How many times as fast a denoiser is called as uncompiled and with torch's attention, where "
-    "`engine.compile_blocks` is `auto`.",
+    "With `engine.compile_blocks` `auto`, how many times as fast a denoiser is as uncompiled and with torch's "
+    "attention.",
     "engine",
     "model",
     "compile_blocks",
@@ -300,7 +299,7 @@ CALL_SPEEDUP = _section.gauge(
 # Without `engine`, as the iteration time.
 TEXT_BATCHES = _section.counter(
     "noria_text_batches",
-    f"Batches of texts, by their number of texts; above {MAX_EXACT_TEXTS} rounded up to a multiple of it.",
+    f"Batches of texts; `texts` above {MAX_EXACT_TEXTS} are rounded up to a multiple of it.",
     "model",
     "texts",
 )
@@ -309,8 +308,8 @@ TEXT_BATCH_SECONDS = _section.counter(
 )
 SLOTS = _section.gauge(
     "noria_slots",
-    "Slots: the largest number of images in the running batch. `source` is `set`, or of `auto` what decided: the free "
-    "`memory`, its `maximum` or its `minimum`.",
+    "Most images in the running batch. `source` is `set`, or of `auto` what decided: the free `memory`, its `maximum` "
+    "or its `minimum`.",
     "engine",
     "source",
 )
@@ -318,34 +317,33 @@ SLOTS_USED = _section.gauge("noria_slots_used", "Images in the running batch.", 
 QUEUE_DEPTH = _section.gauge("noria_queue_depth", "Images waiting for a slot.", "engine")
 BACKLOG_SECONDS = _section.gauge(
     "noria_backlog_seconds",
-    "Predicted time until all accepted requests are done; exported by engines that are ready.",
+    "Predicted time until all accepted requests are done.",
     "engine",
 )
 QUEUE_OLDEST_AGE_SECONDS = _section.gauge(
-    "noria_queue_oldest_age_seconds", "Age of the oldest request that waits for a slot; 0 if none does.", "engine"
+    "noria_queue_oldest_age_seconds", "Age of the oldest request that waits for a slot, or 0.", "engine"
 )
 JOINS = _section.counter("noria_joins", "Images that joined the running batch, each once.", "engine")
 EVICTIONS = _section.counter(
-    "noria_evictions", "Images that gave their slot to one that is ahead of them, and go on later.", "engine"
+    "noria_evictions", "Images that gave their slot to one ahead of them, and go on later.", "engine"
 )
 EVICTED = _section.gauge("noria_evicted", "Evicted images, whose states are in the host's memory.", "engine")
 DEPARTURES = _section.counter(
     "noria_departures",
-    "Images that left the running batch: finished, cancelled, failed or moved to another engine. Images in a killed "
-    "engine are not counted.",
+    "Images that left the running batch, but for those of a killed engine.",
     "engine",
     "outcome",
 )
 OUT_OF_MEMORY = _section.counter(
     "noria_out_of_memory",
-    "Iterations that did not fit into device memory, by phase: `encodes`, `joins`, `steps` or `decodes`. "
-    "Batches of texts count as `steps`. They are repeated with a smaller batch.",
+    "Iterations that did not fit into device memory, and are repeated with a smaller batch; `phase` is `encodes`, "
+    "`joins`, `steps` (also of texts) or `decodes`.",
     "engine",
     "phase",
 )
 DEVICE_MEMORY_BYTES = _section.gauge(
     "noria_device_memory_bytes",
-    "Memory that an engine holds on its device; on a CPU, the engine's resident memory.",
+    "Memory that an engine holds on its device; on a CPU its resident memory.",
     "engine",
 )
 
@@ -354,14 +352,14 @@ _section = Section("Processes and devices, read by the front end that is scraped
 PROCESS_CPU_SECONDS = _section.declare(
     "noria_process_cpu_seconds_total",
     "counter",
-    "CPU time of a process of the server; a restarted process begins at 0.",
+    "CPU time of a process; a restarted one begins at 0.",
     ["process"],
 )
 PROCESS_MEMORY_BYTES = _section.declare(
-    "noria_process_resident_memory_bytes", "gauge", "Resident memory of a process of the server.", ["process"]
+    "noria_process_resident_memory_bytes", "gauge", "Resident memory of a process.", ["process"]
 )
 PROCESS_START_SECONDS = _section.declare(
-    "noria_process_start_time_seconds", "gauge", "Start time of a process of the server, in Unix time.", ["process"]
+    "noria_process_start_time_seconds", "gauge", "Start time of a process, in Unix time.", ["process"]
 )
 MACHINE_CORES = _section.declare("noria_machine_cores", "gauge", "CPU cores that the server may use.")
 MACHINE_MEMORY_BYTES = _section.declare(

@@ -7,27 +7,22 @@ from noria.observe.metrics.section import Declaration
 
 _INTRODUCTION = """# Metrics
 
-`GET /metrics` of any front end returns every metric of the server, summed over its front ends and
-engines: OpenMetrics with exemplars if the scraper asks for it, as Prometheus does, and Prometheus'
-text format otherwise. The counts of ended processes are kept. An exemplar is the `request_id` of
-the latest request in a bucket that this front end served, and its `trace_id` if its trace is
-recorded; the Grafana of `deploy/` links from there to the [trace](traces.md). With a `request_id`
-longer than 78 characters only the `trace_id` is kept.
+`GET /metrics` of any front end returns every metric of the server, summed over its processes, ended
+ones included: OpenMetrics with exemplars if the scraper asks for it, as Prometheus does, and
+Prometheus' text format otherwise. An exemplar is the `request_id` of the latest request in a bucket
+that this front end served, and the `trace_id` of its [trace](traces.md), if that is recorded; of a
+`request_id` longer than 78 characters only the `trace_id` is kept.
 
 `make docs` writes this page from `src/noria/observe/metrics/declarations.py`. Units are in the
-names.
+names. Gauges of an engine exist only while it is ready: else its `noria_engine_up` is 0.
 
-Labels are bounded:
-
-- `model` is a model that is served, or `other` for requests that name another or came before any
-  engine was ready.
-- `outcome` is `ok` or a code of [errors.md](errors.md), and `reason` is such a code.
-- `path` is a route's template or `other`; `method` is an HTTP method or `other`.
-- `shape` is one of the first 32 image sizes generated, or `other`.
-- `engine` is `engine-0`, `engine-1` …, as in the log, `GET /v1/live` and traces.
-
-A restarted engine continues its counters. Gauges exist only for running engines: while an engine
-loads, and after it has ended, its `noria_engine_up` is 0 and its other gauges are absent.
+| Label | Values |
+|---|---|
+| `model` | a model that is served, or `other` for requests that name another or came before any engine was ready |
+| `outcome`, `reason` | `ok`, a code of [errors.md](errors.md) |
+| `path`, `method` | a route's template, an HTTP method, or `other` |
+| `shape` | one of the first 32 image sizes generated, or `other` |
+| `engine`, `process` | `engine-0`, `frontend-0` …, as in the log |
 """
 
 QUERIES = {
@@ -61,12 +56,13 @@ def metrics_page() -> str:
     """Return the whole page."""
     parts = [_INTRODUCTION]
     for section, declarations in itertools.groupby(DECLARATIONS.values(), key=lambda each: each.section):
-        parts += [f"\n## {section}\n", "| Metric | Kind | Labels | Meaning |\n|---|---|---|---|"]
+        parts += [f"\n## {section}\n", "| Metric | Kind | Meaning |\n|---|---|---|"]
         parts += [_row(each) for each in declarations]
-    parts += ["\n## Buckets\n", "| Metrics | Upper bounds |\n|---|---|"]
+    parts.append("\n## Buckets\n\n`GET /metrics` shows those of `noria_stat_…`, which settings can change.\n")
+    parts.append("| Metrics | Upper bounds |\n|---|---|")
     names: dict[tuple[float, ...], list[str]] = {}
     for each in DECLARATIONS.values():
-        if each.buckets:
+        if each.buckets and not each.name.startswith("noria_stat_"):
             names.setdefault(tuple(each.buckets), []).append(f"`{each.name}`")
     parts += [
         f"| {', '.join(with_them)} | {', '.join(f'{b:g}' for b in bounds)} |" for bounds, with_them in names.items()
@@ -77,5 +73,5 @@ def metrics_page() -> str:
 
 
 def _row(declaration: Declaration) -> str:
-    labels = ", ".join(f"`{label}`" for label in declaration.labels)
-    return f"| `{declaration.name}` | {declaration.kind} | {labels} | {declaration.help} |"
+    labels = f" `{{{','.join(declaration.labels)}}}`" if declaration.labels else ""
+    return f"| `{declaration.name}`{labels} | {declaration.kind} | {declaration.help} |"

@@ -137,7 +137,7 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             path=f"{_ROOT}/options",
             handler=routes.set_options,
             summary="Change the settings of A1111's API",
-            description="For all clients of this API.",
+            description="For later requests of the same key, without keys of all clients.",
             body=A1111Options,
             fields=_FIELDS,
             example={"samples_format": "png"},

@@ -112,9 +112,8 @@ class ModelRoutes:
                 group="Models",
                 scopes=(),
                 summary="Get one model",
-                description="In the form of OpenAI's API, by its name, or by the alias `noria` for the first one; "
-                "with its defaults, the load of its engines, and the measured costs in seconds. A checkpoint that no "
-                "request has named is as in the list.",
+                description="By its name, or `noria` for the first one; with the load of its engines, and the measured "
+                "costs in seconds. A checkpoint that no request has named is as in the list.",
                 parameters=[parameter("model", "path")],
                 response=(ModelDetail, EncoderDetail, ModelCard),
                 errors=[ModelNotFound, EngineUnavailable],

@@ -89,8 +89,8 @@ class ImageRoutes:
                 group="Generate",
                 scopes=("generate",),
                 summary="Generate images",
-                description="One image is returned as a file, with its seed in X-Noria-Seed and its timings in "
-                "Server-Timing; several, or one for a client that accepts JSON but no image, as JSON.",
+                description="One image is a file, with its seed in X-Noria-Seed; several, or one for a client that "
+                "accepts JSON but no image, are JSON.",
                 parameters=[REQUEST_ID],
                 body={JSON: ImageRequestBody, FORM: {"$ref": "#/components/schemas/ImageRequestForm"}},
                 fields=IMAGE_FIELDS,
