@@ -3,7 +3,7 @@
 A low priority is not enough where others compute on several cores at once, as a step of an image does. One of its
 threads often waits for the others, for less than a millisecond; whatever is runnable then gets its core, which
 presumably keeps the kernel from moving another of its threads there. On 2 cores, a process under SCHED_IDLE that took
-0.4 of a core made images take 1.9 times as long; at niceness 19 it was 2.5 times (docs/benchmarks/deploys.md). So
+0.4 of a core made images take 1.9 times as long; at niceness 19 it was 2.5 times. So
 such a process also pauses while others want its core, and is runnable for a small part of the time only. On a machine
 that is always busy it would never end: its pauses are bounded, and it is at niceness 19, since under SCHED_IDLE it
 would get next to nothing after them.

@@ -76,7 +76,7 @@ def resolve_auto(config: EngineConfig, spec: DiffusionModelSpec, device: str, ma
         attention="auto" if is_measured else FAMILIES[spec.family].check_attention(config.attention),
         compile_blocks=compile_blocks,
         slots=slots if config.slots == "auto" else config.slots,
-        # On an H200, channels last is 7 to 38 % slower: docs/benchmarks/device.md.
+        # On an H200, channels last is 7 to 38 % slower: benchmarks/results/README.md.
         channels_last=on_cpu if config.channels_last == "auto" else config.channels_last,
         cuda_graphs=config.cuda_graphs and not on_cpu and config.offload != "blocks",
         text_encoder_device="same" if config.text_encoder_device == device else config.text_encoder_device,
