@@ -1,6 +1,7 @@
 """Single requests that made the server fail, or block others."""
 
 import concurrent.futures
+import itertools
 import threading
 
 import httpx
@@ -27,10 +28,10 @@ def nested(levels):
 
 
 @pytest.mark.parametrize("field", ["unknown", "eta", "override_settings"])
-@pytest.mark.parametrize("value", ["1" + "0" * 4000, "1" + "0" * 5000, *map(nested, (40, 900, 971, 990, 5000))])
-def test_hostile_values_of_ignored_fields_are_no_error_of_the_server(client, field, value):
-    text = f'{{"unknown": {value}}}' if field == "override_settings" else value
-    for path in (TXT2IMG, "/sdapi/v1/options"):
+def test_hostile_values_of_ignored_fields_are_no_error_of_the_server(client, field):
+    values = ("1" + "0" * 4000, "1" + "0" * 5000, *map(nested, (40, 900, 971, 990, 5000)))
+    for value, path in itertools.product(values, (TXT2IMG, "/sdapi/v1/options")):
+        text = f'{{"unknown": {value}}}' if field == "override_settings" else value
         response = client.post(path, content=f'{{"{field}": {text}}}', headers={"content-type": "application/json"})
         assert response.status_code in (200, 400), response.text
         if value.startswith("["):
