@@ -77,14 +77,3 @@ def test_metrics_name_requests_only_to_clients_with_a_key(serve, new_engine, tmp
             response = client.get("/metrics", headers=headers)
             assert response.status_code == 200 and "noria_request_seconds" in response.text
             assert "secret-request" not in response.text
-
-
-def test_metrics_may_have_a_port_of_their_own(frontend_process):
-    def status(port, path):
-        return httpx.get(f"http://127.0.0.1:{port}{path}", verify=False, timeout=60).status_code
-
-    assert status(frontend_process.port, "/healthz") == 200
-    assert status(frontend_process.port, "/metrics") == 404
-    assert status(frontend_process.metrics_port, "/metrics") == 200
-    assert status(frontend_process.metrics_port, "/healthz") == 404
-    assert status(frontend_process.metrics_port, "/v1/jobs") == 404
