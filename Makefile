@@ -73,7 +73,7 @@ test-slow: setup  ## the slow tests; each says beside its mark why it is one
 	cd benchmarks && ../$(VENV)/bin/pytest -m slow $(ARGS)
 
 test-random: setup  ## the properties, with new random examples
-	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/canary tests/statistics tests/sampling tests/jobs/database/test_store.py tests/frontend $(ARGS)
+	$(VENV)/bin/pytest --hypothesis-profile=searching tests/scheduling tests/canary tests/statistics tests/sampling tests/jobs/database/test_store.py tests/registry/deployments/test_operators.py tests/frontend $(ARGS)
 
 test-browser: $(BROWSER)  ## the pages and the bench's reports in the system's Chromium
 	$(VENV)/bin/pytest -m "browser and not slow" $(ARGS)

@@ -10,6 +10,9 @@ import warnings
 import pytest
 import sqlalchemy as sa
 
+on_both = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+"""A test of a statement that no other test executes on PostgreSQL, or of what happens at once."""
+
 
 @pytest.fixture(scope="session")
 def postgresql_server():

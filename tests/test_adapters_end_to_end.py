@@ -1,50 +1,56 @@
-"""LoRAs and ControlNets in a whole server, with real processes: mixed in one batch, in a job, and refused."""
+"""LoRAs and ControlNets from a client to its pixels: mixed in one batch, in a job, and refused.
+
+The front end and the engine run in threads of this process: to start another one takes ten seconds. The scheduler
+measures no costs, so that it batches on a busy machine, too.
+"""
 
 import functools
 
-import httpx
 import numpy as np
 import pytest
 from diffusers import UNet2DConditionModel
 
 import tiny_models
+from frontends import folder, served_client  # noqa: F401 - a fixture
+from generating import load
 from lora_files import save_diffusers_lora, save_kohya_lora
 from noria.cli.main import main
+from noria.config import Config, EngineConfig
+from noria.engine.runtime import StepRuntime
 from noria.images.metadata_io import read_metadata
-from noria.testing.server import running_server
+from noria.scheduling.step.scheduler import StepScheduler
+from running_engine import RunningEngine
 from uploads import b64, check_own_images, file_of, photo, pixels_of
 from waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def loras(tiny_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("loras")
+    parent = tmp_path_factory.mktemp("loras")
     unet = {"unet": UNet2DConditionModel.from_pretrained(tiny_folder / "unet")}
-    save_diffusers_lora(folder / "one.safetensors", unet, "to_q", "to_v", seed=1)
-    save_kohya_lora(folder / "two.safetensors", unet, "conv1", "proj_in", seed=2, alpha=2.0)
-    save_diffusers_lora(folder / "foreign.safetensors", {"text_encoder_2": unet["unet"]}, "to_q")
-    return folder
+    save_diffusers_lora(parent / "one.safetensors", unet, "to_q", "to_v", seed=1)
+    save_kohya_lora(parent / "two.safetensors", unet, "conv1", "proj_in", seed=2, alpha=2.0)
+    save_diffusers_lora(parent / "foreign.safetensors", {"text_encoder_2": unet["unet"]}, "to_q")
+    return parent
 
 
 @pytest.fixture(scope="module")
 def controlnets(tiny_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("controlnets")
+    parent = tmp_path_factory.mktemp("controlnets")
     return [
-        tiny_models.save_controlnet(folder / name, tiny_folder, seed=k) for k, name in enumerate(["edges", "depth"])
+        tiny_models.save_controlnet(parent / name, tiny_folder, seed=k) for k, name in enumerate(["edges", "depth"])
     ]
 
 
 @pytest.fixture(scope="module")
-def server(tiny_folder, loras, controlnets):
-    arguments = [str(tiny_folder), "--slots", "8", "--threads", "1", "--loras", str(loras)]
-    with running_server([*arguments, "--controlnets", ",".join(map(str, controlnets))]) as running:
-        yield running
-
-
-@pytest.fixture
-def client(server):
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=280) as opened:
+def client(tiny_folder, loras, controlnets, folder):  # noqa: F811 - a fixture
+    settings = {"loras": (str(loras),), "controlnets": tuple(map(str, controlnets))}
+    spec, executor = load(tiny_folder, **settings)
+    engine = RunningEngine(folder, [spec], name="adapters")
+    engine.start(StepRuntime(executor, StepScheduler(8)))
+    with served_client(Config(engine=EngineConfig(**settings)), engine) as opened:
         yield opened
+    engine.close()
 
 
 def control(name, seed, **fields):
@@ -52,7 +58,7 @@ def control(name, seed, **fields):
 
 
 def body(field, adapters):
-    return {"prompt": "a red ring", "seed": 3, "inference_steps": 30, field: list(adapters)}
+    return {"prompt": "a red ring", "seed": 3, "inference_steps": 20, field: list(adapters)}
 
 
 def generate(client, field, adapters):

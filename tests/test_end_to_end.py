@@ -250,13 +250,13 @@ def test_a_client_that_leaves_a_stream_at_its_first_event_frees_its_slots(either
 def test_clients_that_do_not_read_occupy_no_slot_and_little_memory(client, server):
     (frontend,) = server.children("frontend")
     # fills memory pools
-    assert client.post("/t2i", json={"prompt": PROMPT, "n": 16, "inference_steps": 1}).status_code == 200
+    assert client.post("/t2i", json={"prompt": PROMPT, "n": 8, "inference_steps": 1}).status_code == 200
     before, images_before = frontend.memory_info().rss, metric(client, "noria_images_total")
-    request = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
+    request = {"prompt": PROMPT, "n": 8, "inference_steps": 1, "format": "png"}
     with contextlib.ExitStack() as stalled:
         for _ in range(2):
             stalled.enter_context(open_request(server.port, request, receive_bytes=4096))
-        wait_until(lambda: metric(client, "noria_images_total") - images_before == 2 * 16, 240)
+        wait_until(lambda: metric(client, "noria_images_total") - images_before == 2 * 8, 240)
         wait_until(lambda: metric(client, "noria_slots_used") == 0)
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
         assert frontend.memory_info().rss - before < 50e6
@@ -268,10 +268,11 @@ def test_processes_name_themselves_for_ps(server):
         assert name in listing
 
 
-HANGING = pytest.param(signal.SIGSTOP, id="hanging", marks=pytest.mark.slow)  # waits for the hang timeout: 20 s
-
-
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, id="killed"), HANGING])
+# An engine starts again: 8 s of CPU; tests/supervisor restarts engines, tests/frontend/engines repeats requests.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="hanging")]
+)
 def test_a_killed_or_hung_engine_is_restarted_and_its_requests_are_answered(number, client, server):
     body = {"prompt": PROMPT, "seed": 21, "inference_steps": 60}
     undisturbed = pixels(client.post("/t2i", json=body).content)
@@ -423,7 +424,7 @@ def num_in_flight(client):
     return num_joined(client) - metric(client, "noria_departures_total")
 
 
-def test_a_thousand_disconnecting_clients_leak_nothing(client, server):
+def test_hundreds_of_disconnecting_clients_leak_nothing(client, server):
     """They disconnect at random: before the request is read, in the queue, between steps, in the middle of a stream."""
     (frontend,) = server.children("frontend")
     rng = random.Random(7)
@@ -448,7 +449,7 @@ def test_a_thousand_disconnecting_clients_leak_nothing(client, server):
 
     with concurrent.futures.ThreadPoolExecutor(24) as callers:
         pending = []
-        for k in range(1000):
+        for k in range(300):
             request = {
                 "prompt": PROMPT,
                 "seed": k,
@@ -465,5 +466,5 @@ def test_a_thousand_disconnecting_clients_leak_nothing(client, server):
         lambda: is_idle() and num_in_flight(client) == in_flight_before and frontend.num_fds() <= files_before + 2
     )
     # the others were rejected, finished, or disconnected before their request was read
-    assert cancelled() - cancelled_before > 100
+    assert cancelled() - cancelled_before > 30
     assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 1}).status_code == 200

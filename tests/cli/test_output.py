@@ -48,9 +48,9 @@ def test_a_closed_output_is_no_failure() -> None:
     ],
 )
 def test_a_start_that_fails_in_a_process_of_the_server_ends_with_its_reason(flags: list[str], reason: str) -> None:
-    result = noria(["serve", "--port", "0", *flags], subprocess.PIPE)
+    result = noria(["serve", "minilm", "--port", "0", *flags], subprocess.PIPE)  # imports less than an image model
     assert result.returncode == 2
     *log, last = result.stderr.splitlines()
     assert last.startswith(f"noria: error: {reason}")
-    assert '"message":"loading noria-shapes: the libraries are imported first' in log[0]
+    assert '"message":"loading minilm: the libraries are imported first' in log[0]
     assert not any('"HEAD' in line for line in log)

@@ -4,20 +4,22 @@ import threading
 import uuid
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from metrics_page import samples_of
 from noria.config import Config
 from noria.frontend.app import build_app
 from noria.frontend.engines.pool import EnginePool
 from waiting import wait_until
 
 
-def values(client):
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    return {
-        (sample.name, *sorted(sample.labels.items())): sample.value for family in families for sample in family.samples
-    }
+def values(client, *families):
+    samples = samples_of(client.get("/metrics").text, *families)
+    return {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
+
+
+REQUESTS = ("noria_requests", "noria_images", "noria_request_seconds", "noria_stage_seconds", "noria_http_requests")
+IN_FLIGHT = "noria_requests_in_flight"
 
 
 def test_healthz_and_readyz(client):
@@ -44,11 +46,11 @@ def test_the_server_is_not_ready_before_an_engine_is(folder):
 
 
 def test_a_request_is_counted_in_its_metrics(client):
-    before = values(client)
+    before = values(client, *REQUESTS, IN_FLIGHT)
     assert client.post("/t2i", json={"prompt": "p", "n": 2}).status_code == 200
     assert client.post("/t2i", json={"prompt": "p", "n": 0}).status_code == 400
     client.get("/some/unknown/path")
-    after = values(client)
+    after = values(client, *REQUESTS, IN_FLIGHT)
 
     def moved(*key):
         return after.get(key, 0) - before.get(key, 0)
@@ -61,16 +63,16 @@ def test_a_request_is_counted_in_its_metrics(client):
     assert moved("noria_stage_seconds_sum", ("model", "tiny"), ("stage", "denoise")) == pytest.approx(0.003)
     assert moved("noria_http_requests_total", ("method", "POST"), ("path", "/t2i"), ("status", "200")) == 1
     assert moved("noria_http_requests_total", ("method", "GET"), ("path", "other"), ("status", "404")) == 1
-    assert moved("noria_requests_in_flight") == 0
+    assert moved(IN_FLIGHT) == 0
 
 
 def test_a_missed_deadline_is_counted_and_a_timeout_without_a_deadline_is_not(client, engine):
     engine.failure = {"code": "deadline_exceeded", "message": "late"}
-    key = ("noria_deadline_missed_total", ("model", "tiny"))
+    family, key = "noria_deadline_missed", ("noria_deadline_missed_total", ("model", "tiny"))
     assert client.post("/t2i", json={"prompt": "p", "deadline_ms": 5000}).status_code == 504
-    before = values(client)[key]
+    before = values(client, family)[key]
     assert client.post("/t2i", json={"prompt": "p"}).status_code == 504
-    assert values(client)[key] == before
+    assert values(client, family)[key] == before
 
 
 @pytest.mark.parametrize(("flags", "has_trace_id"), [("01", True), ("00", False)])
@@ -93,12 +95,12 @@ def test_requests_in_flight_are_counted(client, engine):
     engine.never_answers = True
     thread = threading.Thread(target=client.post, args=("/t2i",), kwargs={"json": {"prompt": "p"}})
     thread.start()
-    wait_until(lambda: values(client)[("noria_requests_in_flight",)] == 1)
+    wait_until(lambda: values(client, IN_FLIGHT)[(IN_FLIGHT,)] == 1)
     engine.never_answers = False
     engine.set_state("dead")
     engine.set_state("ready")
     thread.join()
-    assert values(client)[("noria_requests_in_flight",)] == 0
+    assert values(client, IN_FLIGHT)[(IN_FLIGHT,)] == 0
 
 
 def test_access_log_has_one_line_with_status_and_id(client, captured_log_fields):
@@ -121,7 +123,7 @@ def test_the_files_of_the_pages_are_one_path_in_the_metrics(client):
     for name in ("shared/style.css", "shared/api.js", "missing.js", "../app.py"):
         answer = client.get(f"/pages/{name}")
         assert (answer.status_code == 200) is name.startswith("shared/")
-    paths = {dict(labels).get("path") for name, *labels in values(client) if name == "noria_http_requests_total"}
+    paths = {dict(labels).get("path") for _, *labels in values(client, "noria_http_requests")}
     assert "/pages/{name:path}" in paths and not any("style.css" in str(path) for path in paths)
 
 

@@ -72,6 +72,17 @@ def start_server(serve, new_engine, tmp_path):
         yield start
 
 
+@pytest.fixture(scope="module")
+def frontend(folder, tmp_path_factory):
+    """The port of gRPC of a front end of its own process, which may open `MAX_FILES`, and the front end."""
+    with (
+        FakeEngine(f"ipc://{folder}/grpc", models=(FAKE_ENCODER,)) as engine,
+        reserve_port() as port,
+        running_frontend(engine, tmp_path_factory.mktemp("grpc"), FrontendConfig(grpc_port=port), MAX_FILES) as started,
+    ):
+        yield port, started
+
+
 @pytest.fixture
 def served(start_server):
     return start_server()
@@ -116,31 +127,23 @@ def test_a_connection_with_more_calls_than_places_loses_none(served):
     assert {each.code() for each in calls} == {OK}
 
 
-def test_connections_are_limited_and_leave_files_for_http_and_the_server(folder, tmp_path):
-    with (
-        FakeEngine(f"ipc://{folder}/grpc-files") as engine,
-        reserve_port() as port,
-        running_frontend(engine, tmp_path, FrontendConfig(grpc_port=port), MAX_FILES) as frontend,
-        contextlib.ExitStack() as opened,
-    ):
-        before = frontend.process.num_fds()
+def test_a_neighbour_is_served_during_calls_without_a_message(frontend):
+    port, started = frontend
+    assert_neighbour_is_served(started.port, lambda stopped: calls_without_message(port, stopped))
+
+
+def test_connections_are_limited_and_leave_files_for_http_and_the_server(frontend):
+    port, started = frontend
+    with contextlib.ExitStack() as opened:
+        before = started.process.num_fds()
         idle = [opened.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(MAX_FILES)]
         wait_until(lambda: sum(_is_closed(each) for each in idle) == MAX_FILES - max_grpc_connections(MAX_FILES))
-        assert frontend.process.num_fds() - before <= max_grpc_connections(MAX_FILES) + FILES_OPENED_LATER
-        clients = [opened.enter_context(frontend.connect()) for _ in range(MAX_FILES)]
-        wait_until(lambda: b"connections_rejected" in frontend.log.read_bytes())
-        wait_until(lambda: frontend.process.num_fds() <= MAX_FILES - RESERVED_DESCRIPTORS + FILES_OPENED_LATER)
+        assert started.process.num_fds() - before <= max_grpc_connections(MAX_FILES) + FILES_OPENED_LATER
+        clients = [opened.enter_context(started.connect()) for _ in range(MAX_FILES)]
+        wait_until(lambda: b"connections_rejected" in started.log.read_bytes())
+        wait_until(lambda: started.process.num_fds() <= MAX_FILES - RESERVED_DESCRIPTORS + FILES_OPENED_LATER)
         clients[0].sendall(START + b"\r\n")
         assert clients[0].recv(4096).startswith(b"HTTP/1.1 200 ")
-
-
-def test_a_neighbour_is_served_during_calls_without_a_message(folder, tmp_path):
-    with (
-        FakeEngine(f"ipc://{folder}/grpc-neighbour", models=(FAKE_ENCODER,)) as engine,
-        reserve_port() as port,
-        running_frontend(engine, tmp_path, FrontendConfig(grpc_port=port)) as frontend,
-    ):
-        assert_neighbour_is_served(frontend.port, lambda stopped: calls_without_message(port, stopped))
 
 
 def _is_closed(client):

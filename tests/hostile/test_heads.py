@@ -1,9 +1,10 @@
-"""Request heads without end, before any key is checked."""
+"""Request heads without end, before any key is checked, and the port of the metrics."""
 
 import contextlib
 import itertools
 import re
 
+import httpx
 import pytest
 
 from hostile_neighbours import assert_neighbour_is_served
@@ -90,6 +91,17 @@ def test_a_few_requests_at_once_are_answered_in_order(frontend_process):
             answers += client.recv(65536)
     ids = re.findall(rb"x-request-id: n(\d+)", answers)
     assert [int(each) for each in ids] == list(range(MAX_PIPELINED_REQUESTS))
+
+
+def test_metrics_may_have_a_port_of_their_own(frontend_process):
+    def status(port, path):
+        return httpx.get(f"http://127.0.0.1:{port}{path}", verify=False, timeout=60).status_code
+
+    assert status(frontend_process.port, "/healthz") == 200
+    assert status(frontend_process.port, "/metrics") == 404
+    assert status(frontend_process.metrics_port, "/metrics") == 200
+    assert status(frontend_process.metrics_port, "/healthz") == 404
+    assert status(frontend_process.metrics_port, "/v1/jobs") == 404
 
 
 def test_idle_connections_leave_files_for_the_server_and_are_logged_when_shut_out(frontend_process):

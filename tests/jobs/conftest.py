@@ -24,10 +24,10 @@ def tables(tmp_path_factory):
     return TablesOnce(lambda url: open_jobs_database(url, folder).dispose(), folder)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def database(request, tmp_path, tables):
-    """The URL of a database without jobs; each test with this fixture runs on SQLite and on PostgreSQL."""
-    with tables.of(request.param, tmp_path, request) as url:
+    """The URL of a database without jobs; in SQLite, or as `on_both` says."""
+    with tables.of(getattr(request, "param", "sqlite"), tmp_path, request) as url:
         yield url
 
 

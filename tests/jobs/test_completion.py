@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from opentelemetry.trace import Tracer
 
+from databases import on_both
 from jobs.fake_executor import FakeExecutor
 from jobs.running_worker import running_worker
 from noria.errors import DeadlineExceeded, EngineLost, EngineUnavailable, GenerationFailed
@@ -291,6 +292,7 @@ async def test_an_expired_lease_is_logged(store, tmp_path, job, lines):
     assert not lines()
 
 
+@on_both
 def test_of_many_racing_to_end_a_job_only_the_winner_reports_it(database, tmp_path, job, lines):
     stores = [JobStore(open_jobs_database(database, tmp_path)) for _ in range(3)]
     names = {stores[0].accept(job(), 99, 0.0)[0].id for _ in range(8)}

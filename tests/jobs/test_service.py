@@ -10,6 +10,7 @@ import pytest
 
 import noria.jobs.results
 import noria.jobs.service
+from databases import on_both
 from jobs.fake_executor import FakeExecutor
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
@@ -48,6 +49,7 @@ async def wait_until_ended(service, job_id):
     return record
 
 
+@on_both
 async def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
     async with serving(in_database(database, tmp_path), tmp_path) as service:
         record, created = await service.accept(job())

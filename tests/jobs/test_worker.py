@@ -11,6 +11,7 @@ import time
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from databases import on_both
 from jobs.fake_executor import FakeExecutor
 from jobs.running_worker import running_worker
 from noria.errors import (
@@ -278,6 +279,7 @@ async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(st
         await wait_until_async(lambda: status_of(store, name) == status_of(store, other) == "succeeded")
 
 
+@on_both
 async def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(store, results, job, monkeypatch):
     save = results.save
 

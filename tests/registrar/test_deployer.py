@@ -25,6 +25,7 @@ from noria.jobs.database.schema import open_jobs_database
 from noria.jobs.database.store import JobStore
 from noria.jobs.records import NewJob, new_job_id
 from noria.models.catalog import open_model
+from noria.protocol.model_spec import ModelSpec
 from noria.protocol.routes import Routes
 from noria.registrar.deployer import Deployer
 from noria.registrar.mount_client import MountClient
@@ -47,14 +48,11 @@ CANARY = RampPlan((10.0,))
 class Server:
     """A registrar's deployer, its registry, engines, and a front end that follows at once."""
 
-    def __init__(self, tmp_path: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    def __init__(self, tmp_path: pathlib.Path, specs: list[ModelSpec]) -> None:
         self.file, self.now = tmp_path / "routes.json", time.time()
         self.engine = open_registry_database("auto", tmp_path)
         self.store = DeploymentStore(self.engine)
-        for folder in folders:
-            ModelStore(self.engine).add("shapes", read_model(str(folder)), self.change())
-        self.configured = msgspec.structs.replace(open_model(str(folders[0])), name=ENDPOINT)
-        self.specs = [msgspec.structs.replace(open_model(str(folder)), name=ENDPOINT) for folder in folders]
+        self.configured, self.specs = specs[0], specs
         self.is_away = False
         self.in_flight: tuple[InFlight, ...] = ()
         self.windows: list[WindowReport] = []
@@ -147,6 +145,22 @@ def folders(tiny_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
+def registered(folders: list[pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The file of a registry that has both, of which each test gets a copy."""
+    home = tmp_path_factory.mktemp("registered")
+    engine = open_registry_database("auto", home)
+    for folder in folders:
+        ModelStore(engine).add("shapes", read_model(str(folder)), Change(time.time(), "tester"))
+    engine.dispose()
+    return home / "registry.sqlite"
+
+
+@pytest.fixture(scope="module")
+def specs(folders: list[pathlib.Path]) -> list[ModelSpec]:
+    return [msgspec.structs.replace(open_model(str(folder)), name=ENDPOINT) for folder in folders]
+
+
+@pytest.fixture(scope="module")
 def wide(tiny_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A version whose images are of another size."""
     folder = tmp_path_factory.mktemp("versions") / "wide"
@@ -158,12 +172,11 @@ def wide(tiny_folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def engines(request: pytest.FixtureRequest, folders: list[pathlib.Path]) -> Iterator[list[FakeEngine]]:
+def engines(request: pytest.FixtureRequest, specs: list[ModelSpec]) -> Iterator[list[FakeEngine]]:
     """Engines with the first version: one, unless a test asks for more."""
-    model = msgspec.structs.replace(open_model(str(folders[0])), name=ENDPOINT)
     with tempfile.TemporaryDirectory(prefix="noria-") as sockets, contextlib.ExitStack() as stack:  # a short path
         yield [
-            stack.enter_context(FakeEngine(f"ipc://{sockets}/{number}", models=(model,)))
+            stack.enter_context(FakeEngine(f"ipc://{sockets}/{number}", models=(specs[0],)))
             for number in range(getattr(request, "param", 1))
         ]
 
@@ -173,9 +186,10 @@ TWO_ENGINES = pytest.mark.parametrize("engines", [2], indirect=True, ids=["two e
 
 @pytest.fixture
 async def server(
-    tmp_path: pathlib.Path, folders: list[pathlib.Path], engines: list[FakeEngine]
+    tmp_path: pathlib.Path, registered: pathlib.Path, specs: list[ModelSpec], engines: list[FakeEngine]
 ) -> AsyncIterator[Server]:
-    started = Server(tmp_path, folders)
+    shutil.copy(registered, tmp_path)
+    started = Server(tmp_path, specs)
     await started.start(engines)
     yield started
     await started.stop()

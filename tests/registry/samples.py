@@ -2,15 +2,10 @@
 
 import json
 
-import pytest
-
 from noria.registry.changes import Change
 from noria.registry.lineage.openlineage import parse_event
 from noria.registry.manifest import Manifest
 from noria.registry.model_folder import ModelFolder
-
-on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-"""A test of what is not SQL: one kind of database is enough."""
 
 NOW = 1_795_400_000.0
 """Some hours after all events."""

@@ -6,6 +6,7 @@ import sqlite3
 import pytest
 import sqlalchemy as sa
 
+from databases import on_both
 from noria.canary.judge import JudgeSettings, JudgeState
 from noria.canary.ramp import RampPlan, RampState
 from noria.errors import RegistryError
@@ -69,6 +70,7 @@ def empty(tmp_path):
     opened.dispose()
 
 
+@on_both
 def test_a_backup_is_restored_into_any_database(filled, empty, tmp_path):
     file = tmp_path / "backup.jsonl"
     num_rows = backup(filled, file, 5.0)
@@ -121,6 +123,7 @@ def test_a_damaged_backup_restores_nothing(empty, tmp_path, spoil, words):
     source.dispose()
 
 
+@on_both
 def test_check_finds_what_does_not_follow_from_history(filled):
     assert list(check(filled, with_files=False)) == []
     with write_transaction(filled) as connection:
@@ -134,6 +137,7 @@ def test_check_finds_what_does_not_follow_from_history(filled):
     ]
 
 
+@on_both
 def test_deployments_are_restored_and_go_on(deployed, empty, tmp_path):
     backup(deployed, tmp_path / "backup", 7.0)
     restore(empty, tmp_path / "backup")
@@ -147,6 +151,7 @@ def test_deployments_are_restored_and_go_on(deployed, empty, tmp_path):
     assert DeploymentStore(empty).routes() == DeploymentStore(deployed).routes()
 
 
+@on_both
 def test_check_finds_states_and_routes_that_do_not_follow(deployed):
     ModelStore(deployed).add("shapes", folder("c", "file:///another/place"), at(7))  # it changes no route
     assert list(check(deployed, with_files=False)) == []

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from databases import on_both
 from noria.errors import RegistryError
 from noria.registry.lineage.openlineage import DatasetRef
 from noria.registry.lineage.store import LineageStore
@@ -21,7 +22,7 @@ from noria.registry.schema import (
     version_events,
 )
 from noria.storage.database import write_transaction
-from registry.samples import NOW, RUNS, SCENES, at, event, folder, on_sqlite
+from registry.samples import NOW, RUNS, SCENES, at, event, folder
 
 SCENES_REF = DatasetRef("file", "/scenes", SCENES)
 
@@ -31,6 +32,7 @@ def store(engine):
     return ModelStore(engine)
 
 
+@on_both
 def test_the_same_content_is_the_same_version(store):
     first, was_there = store.add("shapes", folder(), at(1, "first"), alias="prod")
     assert (first.name, first.aliases, first.added, was_there) == ("shapes@1", ("prod",), at(1, "first"), False)
@@ -45,6 +47,7 @@ def test_the_same_content_is_the_same_version(store):
     assert store.manifest(first) == folder().manifest.text
 
 
+@on_both
 def test_versions_that_are_added_at_once_get_numbers_of_their_own(store):
     with concurrent.futures.ThreadPoolExecutor(6) as threads:
         added = list(threads.map(lambda content: store.add("shapes", folder(content), at(1))[0], "abcabc"))
@@ -52,7 +55,6 @@ def test_versions_that_are_added_at_once_get_numbers_of_their_own(store):
     assert len({version.digest for version in added}) == 3
 
 
-@on_sqlite
 def test_a_version_is_found_by_number_by_alias_and_as_the_latest(store):
     for content in "ab":
         store.add("shapes", folder(content), at(1))
@@ -89,7 +91,6 @@ def test_the_latest_version_with_all_tags_is_found(store):
         store.tag("shapes@1", {"stage=prod"}, at(6), delete=True)
 
 
-@on_sqlite
 def test_a_tag_that_is_there_is_no_event(store, engine):
     store.add("shapes", folder(), at(1))
     for now in (2, 3):
@@ -99,7 +100,6 @@ def test_a_tag_that_is_there_is_no_event(store, engine):
         assert events.all() == [("stage", "prod", 2.0, "tested")]
 
 
-@on_sqlite
 def test_an_alias_moves_and_its_history_stays(store):
     for content in "ab":
         store.add("shapes", folder(content), at(1))
@@ -116,13 +116,13 @@ def test_an_alias_moves_and_its_history_stays(store):
 
 
 @pytest.mark.parametrize("alias", ["7", "", "a b", "x" * 65, "a@b"])
-@on_sqlite
 def test_an_alias_that_is_not_allowed_adds_nothing(store, alias):
     with pytest.raises(RegistryError, match="is not allowed"):
         store.add("shapes", folder(), at(1), alias=alias)
     assert store.all_versions() == []
 
 
+@on_both
 def test_a_removed_version_is_gone_from_the_lists_and_comes_back_with_its_number(engine, store):
     for content in "ab":
         store.add("shapes", folder(content), at(1))
@@ -138,6 +138,7 @@ def test_a_removed_version_is_gone_from_the_lists_and_comes_back_with_its_number
         assert types.all() == ["added", "removed", "added"]
 
 
+@on_both
 def test_a_version_that_an_alias_or_a_deployment_uses_is_not_removed(engine, store):
     version, _ = store.add("shapes", folder(), at(1), alias="prod")
     with pytest.raises(RegistryError, match="named by the alias prod"):
@@ -159,6 +160,7 @@ def test_a_version_that_an_alias_or_a_deployment_uses_is_not_removed(engine, sto
     assert store.remove("shapes@1", at(6)).removed
 
 
+@on_both
 def test_the_run_and_the_data_of_a_version_are_lineage(engine, store):
     def outputs(run_id):
         with engine.connect() as connection:

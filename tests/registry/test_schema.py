@@ -4,6 +4,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from databases import on_both
 from noria.config import Config, RegistryConfig
 from noria.registry import schema
 from noria.storage.database import insert_if_new, write_transaction
@@ -65,6 +66,7 @@ def deployed(engine):
     return engine
 
 
+@on_both
 @pytest.mark.parametrize("change", ["update", "delete"])
 def test_history_is_append_only(deployed, change):
     for table in schema.HISTORY:
@@ -75,6 +77,7 @@ def test_history_is_append_only(deployed, change):
             connection.execute(statement)
 
 
+@on_both
 def test_an_endpoint_has_one_unfinished_deployment(deployed):
     def start(deployment):
         with write_transaction(deployed) as connection:
@@ -92,6 +95,7 @@ def test_an_endpoint_has_one_unfinished_deployment(deployed):
     start(2)
 
 
+@on_both
 def test_a_row_must_refer_to_an_existing_one(engine):
     with pytest.raises(IntegrityError), write_transaction(engine) as connection:
         connection.execute(schema.dataset_versions.insert().values(dataset_id=99, version="1", key="v"))

@@ -19,6 +19,7 @@ from noria.scheduling.types import BatchKey, FinishReason
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
 from noria.testing.virtual_clock import VirtualClock
+from searching import examples
 
 SIDES = (8, 16, 24)
 STEPS = {1: 0.010, 2: 0.011, 4: 0.014, 8: 0.022}
@@ -27,7 +28,7 @@ MAX_ROWS = 8
 ITERATION_S, DECODE_S = 2.0 * STEPS[8], 2.0 * DECODES[4]  # times of the largest shape, twice the smallest's
 
 every_policy = pytest.mark.parametrize("policy", list(POLICIES))
-in_virtual_time = settings(max_examples=25, deadline=None)
+in_virtual_time = settings(max_examples=examples(12), deadline=None)
 
 
 def batch_key(side_px):
@@ -256,7 +257,7 @@ requests_of_one_key = st.builds(
 
 
 @pytest.mark.parametrize("policy", ["fair", "least-slack", "fcfs"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(traffic=st.lists(requests_of_one_key, max_size=14), num_slots=st.integers(1, 6))
 def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, num_slots):
     """Requests have one batch key, one image per call, with and without deadlines, and arrive at any time.
@@ -272,7 +273,7 @@ def test_with_exact_costs_an_accepted_deadline_is_always_met(policy, traffic, nu
             assert simulation.ended_at[name] <= simulation.arrived[name] + deadline_s + 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(works=st.lists(st.tuples(st.integers(1, 12), st.floats(0.0, 0.5)), min_size=1, max_size=8), data=st.data())
 def test_least_slack_accepts_and_meets_every_feasible_set_of_deadlines(works, data):
     """Requests that arrive at one instant, one image per call, a slot for each.
@@ -323,7 +324,7 @@ def test_a_request_without_a_deadline_goes_by_its_implicit_one_if_that_breaks_no
 
 
 @pytest.mark.parametrize("policy", ["fair", "least-slack", "fcfs"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(
     traffic=st.lists(
         st.builds(
@@ -371,7 +372,7 @@ arrivals_of_any_priority = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["fair", "least-slack"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(16), deadline=None)
 @given(
     running=arrivals_of_any_priority,
     arriving=arrivals_of_any_priority,
@@ -433,7 +434,7 @@ def test_an_urgent_request_waits_for_at_most_one_iteration(policy, running, num_
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     traffic=st.lists(
         st.builds(TrafficRequest, steps=st.integers(1, 15), rows=st.integers(1, 2), side_px=st.sampled_from(SIDES)),

@@ -42,11 +42,19 @@ QUIET_REQUESTS: Mapping[str, tuple[int, object]] = MappingProxyType(
 """By path: the least requests of a window, and their body."""
 
 _FLAGS = ("--additional-models", "minilm", "--webhook-allow-private", "--log-level", "error")
-_WINDOWS = 5
 _REQUESTS_PER_WINDOW = 40  # at least
-_MIN_WINDOW_S = 1.0  # so that the p99 is not that of the moment in which an attack begins
 _FLOOR_MEDIANS = 10
 _ATTEMPTS = 3  # another program may take the machine for a moment
+
+
+class Windows(Struct, frozen=True):
+    """How often and how long a quiet client is measured, alone and beside an attack."""
+
+    number: int = 5
+    min_s: float = 1.0  # so that the p99 is not that of the moment in which an attack begins
+
+
+ALL_WINDOWS = Windows()
 
 
 class Growth(Struct, frozen=True):
@@ -124,14 +132,18 @@ def measure_growth(
     *,
     tls: ssl.SSLContext | None = None,
     body: object = None,
+    windows: Windows | None = None,
 ) -> Growth:
     """Return the waits of a client with and without `attack`, which runs until its event is set.
 
     The client posts `body`, or gets `path`.
     """
+    windows = windows or ALL_WINDOWS
     p99_quiet_s, p99_attacked_s, quiet_s = [], [], []
-    measure = functools.partial(_request_durations_s, port, path, requests_per_window, tls=tls, body=body)
-    for _ in range(_WINDOWS):
+    measure = functools.partial(
+        _request_durations_s, port, path, requests_per_window, tls=tls, body=body, min_s=windows.min_s
+    )
+    for _ in range(windows.number):
         durations_s = measure()
         quiet_s += durations_s
         p99_quiet_s.append(percentile(durations_s, 0.99))
@@ -141,7 +153,7 @@ def measure_growth(
 
 
 def _request_durations_s(
-    port: int, path: str, num_requests: int, *, tls: ssl.SSLContext | None, body: object
+    port: int, path: str, num_requests: int, *, tls: ssl.SSLContext | None, body: object, min_s: float
 ) -> list[float]:
     method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -149,7 +161,7 @@ def _request_durations_s(
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=120, context=tls)
     durations_s: list[float] = []
     with contextlib.closing(connection):
-        ends_at = time.perf_counter() + _MIN_WINDOW_S
+        ends_at = time.perf_counter() + min_s
         while len(durations_s) < num_requests or time.perf_counter() < ends_at:
             started = time.perf_counter()
             connection.request(method, path, content, {"Content-Type": "application/json"})

@@ -34,8 +34,7 @@ def port(slow, status):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(neighbours, "_WINDOWS", 1)
-    monkeypatch.setattr(neighbours, "_MIN_WINDOW_S", 0.1)
+    monkeypatch.setattr(neighbours, "ALL_WINDOWS", neighbours.Windows(1, 0.1))
     monkeypatch.setattr(neighbours, "QUIET_REQUESTS", {"/healthz": (5, None)})
     monkeypatch.setattr(neighbours, "GRPC_ATTACKS", {})
 

@@ -176,7 +176,10 @@ def test_undeploy_takes_away_all_that_an_endpoint_has(noria, store):
     assert "nothing was ever deployed to the endpoint 'tti'. Did you mean 't2i'?" in noria("undeploy", "tti", status=2)
 
 
-def test_commands_name_the_registry_and_whether_a_server_follows_it(store, tmp_path, capsys):
+def test_commands_name_the_registry_and_whether_a_server_follows_it(store, tmp_path, capsys, monkeypatch):
+    for name in ("_FAST_S", "_FOLLOW_S"):
+        monkeypatch.setattr(f"noria.cli.registry.deployments.{name}", 0.0)
+
     def said(*arguments, status=0):
         assert main([*arguments, "--data-dir", str(tmp_path)]) == status
         return capsys.readouterr().err
@@ -240,6 +243,8 @@ def test_an_unknown_endpoint_names_the_known(noria):
 
 
 def test_waiting_ends_with_what_happened(noria, store, monkeypatch):
+    monkeypatch.setattr("noria.cli.registry.deployments._POLL_S", 0.05)
+
     def server(act):
         """Act on the pending deployment as soon as there is one, in a thread."""
 
@@ -276,7 +281,7 @@ def test_waiting_ends_with_what_happened(noria, store, monkeypatch):
     words = "5 % of the requests to t2i: step 1 of 4, ramping; planned for 5, 25, 50, 100 % of the requests, 600 s each"
     stop = server(load)
     try:
-        assert noria("deploy", "t2i", "shapes@1", "--wait", "2", *ramp) == f"shapes@1 gets {words}\n"
+        assert noria("deploy", "t2i", "shapes@1", "--wait", "0.5", *ramp) == f"shapes@1 gets {words}\n"
     finally:
         stop()
     noria("rollback", "t2i")

@@ -1,8 +1,9 @@
-"""`noria top` as a process: on a pipe, and on a real pseudo-terminal."""
+"""`noria top` without a terminal, and as a process on a real pseudo-terminal."""
 
 import codecs
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import re
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import termios
 import time
+from typing import NamedTuple
 
 import pytest
 from fake_live_server import engine_view, engines_event, slot_view, unreachable_url, view_event
 
+from noria.cli.main import main
 from noria.cli.top.session import read_key
 from noria.errors import ConfigError
 
@@ -26,17 +29,24 @@ _TIMEOUT_S = 120.0  # on a busy machine
 _END_MARKER = b"[the end]"
 
 
+class Ended(NamedTuple):
+    """The end of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 def top(*arguments, **options):
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    return subprocess.run(
-        [sys.executable, "-m", "noria", "top", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        env=environment | options,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    """Run `noria top` in this process, with `options` in its environment."""
+    out, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        for name in ("COLUMNS", "LINES"):
+            patch.delenv(name, raising=False)
+        for name, value in options.items():
+            patch.setenv(name, value)
+        status = main(["top", *arguments])
+    return Ended(status, out.getvalue(), errors.getvalue())
 
 
 class Terminal:

@@ -4,8 +4,8 @@ import contextlib
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
+from metrics_page import samples_of
 from noria.config import Config
 from waiting import wait_until
 
@@ -14,9 +14,7 @@ def counts(client):
     """The nonzero values of `noria_requests_total` and `noria_rejected_total`, by name, model and outcome or reason."""
     return {
         (sample.name.split("_")[1], *(sample.labels[label] for label in sample.labels)): sample.value
-        for family in text_string_to_metric_families(client.get("/metrics").text)
-        if family.name in ("noria_requests", "noria_rejected")
-        for sample in family.samples
+        for sample in samples_of(client.get("/metrics").text, "noria_requests", "noria_rejected")
         if sample.value
     }
 

@@ -188,8 +188,15 @@ def test_a_server_counts_prompts_parameters_images_and_texts(folder):
 
         before = web.get("/metrics").text  # other tests of this process have counted, too
 
+        page = before
+
         def value(line: str) -> float:
-            return counted(line, web.get("/metrics").text) - counted(line, before)
+            return counted(line, page) - counted(line, before)
+
+        def new_value(line: str) -> float:
+            nonlocal page
+            page = web.get("/metrics").text
+            return value(line)
 
         name, version = FAKE_MODEL.name, FAKE_MODEL.fingerprint
         body = {"prompt": "ein rotes Haus", "n": 2, "seed": 1, "inference_steps": 3}
@@ -199,7 +206,9 @@ def test_a_server_counts_prompts_parameters_images_and_texts(folder):
         assert web.post("/embed", json={"inputs": ["a"], "normalize": False}).status_code == 200
 
         labels = f'endpoint="{name}",version="{version}"'
-        wait_until(lambda: value(f"prompt_words_count{{{labels}"))
+        wait_until(
+            lambda: new_value(f"prompt_words_count{{{labels}") and value(f"image_brightness_count{{{labels}") == 2
+        )
         assert value(f"prompt_chars_sum{{{labels}") == 14
         assert value(f"inference_steps_sum{{{labels}") == 3
         size = f"{FAKE_MODEL.default_width_px}x{FAKE_MODEL.default_height_px}"
@@ -207,7 +216,7 @@ def test_a_server_counts_prompts_parameters_images_and_texts(folder):
         assert value(f"image_brightness_count{{{labels}") == 2
         assert value(f"image_entropy_sum{{{labels}") == 0  # images of one colour
         labels = f'endpoint="{FAKE_ENCODER.name}",version="{FAKE_ENCODER.fingerprint}"'
-        wait_until(lambda: value(f"text_tokens_count{{{labels}") == 3)
+        wait_until(lambda: new_value(f"text_tokens_count{{{labels}") == 3)
         assert value(f"text_tokens_sum{{{labels}") == 5 + 3 + 3
         assert value(f"text_non_latin_ratio_sum{{{labels}") == 1
         assert value(f"embedding_norm_count{{{labels}") == 1

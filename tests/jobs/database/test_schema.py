@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
-from databases import database  # noqa: F401 - one without tables
+from databases import (
+    database,  # noqa: F401 - one without tables
+    on_both,
+)
 from noria.jobs.database.schema import open_jobs_database
 from noria.jobs.database.store import JobStore
 from waiting import TIMEOUT_S
@@ -22,6 +25,7 @@ sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 
 
+@on_both
 def test_many_processes_may_open_an_empty_database_at_once(database, tmp_path, job):  # noqa: F811 - a fixture
     subprocess.run([sys.executable, "-c", OPENERS, database], check=True, timeout=TIMEOUT_S)
     store = JobStore(open_jobs_database(database, tmp_path))

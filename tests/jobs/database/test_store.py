@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from databases import on_both
 from noria.errors import GenerationFailed, IdempotencyConflict, JobNotFound, QueueFull, RateLimited
 from noria.jobs.database.claims import LEASE_S, MAX_LOSSES
 from noria.jobs.database.schema import events, jobs, open_jobs_database
@@ -27,6 +28,7 @@ from noria.jobs.records import TERMINAL_STATUSES, Claim
 from noria.jobs.webhooks.outbox import Outbox
 from noria.protocol.model_spec import ModelKey
 from noria.storage.database import write_transaction
+from searching import examples
 
 SHAPES = {("shapes", "v1")}
 
@@ -54,6 +56,7 @@ def test_the_same_key_with_another_body_is_rejected(store, job):
         accept(store, job(idempotency_key="k", body_digest="e"))
 
 
+@on_both
 def test_one_key_sent_concurrently_creates_one_job(store, job):
     with concurrent.futures.ThreadPoolExecutor(6) as threads:
         answers = list(
@@ -76,6 +79,7 @@ def test_idempotency_keys_of_different_api_keys_do_not_clash(store, job):
     assert len({record.id for record in made}) == 3
 
 
+@on_both
 def test_an_api_key_sees_only_its_own_jobs_and_without_keys_all_are_visible(store, job):
     alices, bobs, nobodys = (accept(store, job(made_by=api_key)) for api_key in ("alice", "bob", ""))
     assert store.get(alices.id, "alice") == store.get(alices.id) == alices
@@ -113,6 +117,7 @@ def test_an_unknown_job_is_not_found(store):
         store.cancel("job_x", 0.0)
 
 
+@on_both
 def test_pages_do_not_shift_when_jobs_are_added(store, job):
     old = [accept(store, job()).id for _ in range(5)]
     first = store.page(2).records
@@ -123,6 +128,7 @@ def test_pages_do_not_shift_when_jobs_are_added(store, job):
     assert [record.id for record in (*first, *second, *third)] == old[::-1]
 
 
+@on_both
 def test_the_sequence_number_of_a_deleted_job_is_not_reused(store, job):
     last = accept(store, job())
     store.cancel(last.id, 0.0)
@@ -133,6 +139,7 @@ def test_the_sequence_number_of_a_deleted_job_is_not_reused(store, job):
 # ── Claiming, and ending once ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@on_both
 def test_jobs_are_claimed_in_order_and_by_priority(store, job):
     low, normal, high = (accept(store, job(priority=name), now) for now, name in enumerate(("low", "normal", "high")))
     assert [record.id for record in store.claim("s/f/1", SHAPES, 9, 10.0)] == [high.id, normal.id, low.id]
@@ -144,6 +151,7 @@ def test_a_job_accepted_after_the_worker_read_the_clock_does_not_start_before_it
     assert claimed.started_at == record.created_at == 5.0
 
 
+@on_both
 def test_a_worker_claims_only_jobs_of_its_models(store, job):
     accept(store, job(version="v2"))
     accept(store, job(model="other"))
@@ -152,6 +160,7 @@ def test_a_worker_claims_only_jobs_of_its_models(store, job):
     assert len(store.claim("s/f/1", {("shapes", "v2"), ("other", "v1")}, 9, 0.0)) == 2
 
 
+@on_both
 def test_a_version_is_needed_until_its_last_job_has_ended(store, engine, job):
     record, key = accept(store, job(version="v2")), ModelKey("shapes", "v2")
     assert is_version_needed(engine, key)
@@ -162,6 +171,7 @@ def test_a_version_is_needed_until_its_last_job_has_ended(store, engine, job):
     assert not is_version_needed(engine, key)
 
 
+@on_both
 def test_two_workers_never_claim_the_same_job(store, job):
     job_ids = {accept(store, job()).id for _ in range(20)}
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
@@ -200,6 +210,7 @@ def test_a_restarted_front_end_reclaims_the_jobs_of_its_predecessor_at_once(stor
     assert (claimed.attempt, claimed.num_losses) == (2, 1)
 
 
+@on_both
 def test_a_job_that_loses_every_process_fails_with_a_reason(store, job):
     record = accept(store, job())
     for index in range(MAX_LOSSES):
@@ -270,6 +281,7 @@ def test_a_webhook_gets_only_the_events_it_filters_for(store, engine, job):
 # ── Time to live ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@on_both
 def test_an_expired_job_is_deleted_with_its_events(store, engine, job):
     ended, fresh, waiting = (accept(store, job()) for _ in range(3))
     store.cancel(ended.id, 10.0)
@@ -293,6 +305,7 @@ def test_a_job_not_started_within_its_time_to_live_fails(store, job):
 # ── Texts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@on_both
 def test_the_texts_of_a_job_are_stored_with_it_and_deleted_at_its_end(store, job):
     chunks = [b'{"first_line":1,"texts":["\xc3\xbc","\\u0000"]}', b'{"first_line":3,"texts":["b"]}']
     ended = [accept(store, job(text_bytes=9, chunks=iter(chunks))) for _ in range(4)]
@@ -307,6 +320,7 @@ def test_the_texts_of_a_job_are_stored_with_it_and_deleted_at_its_end(store, job
     assert store.get(ended[1].id).text_bytes == 9
 
 
+@on_both
 def test_the_texts_of_all_jobs_and_of_a_key_are_bounded_until_they_end(store, job):
     def accept_texts(made_by, text_bytes):
         return store.accept(job(made_by=made_by, text_bytes=text_bytes), 99, 0.0, max_queued_bytes=40)[0]
@@ -446,9 +460,14 @@ class TwoWorkers(RuleBasedStateMachine):
             assert (row.output is not None) == (row.status == "succeeded")
 
 
+@on_both
 def test_crashing_workers_and_jumping_clocks_end_each_job_once(database, job):
     machine = type("Machine", (TwoWorkers,), {"database": database, "job": staticmethod(job)})
     few = settings(
-        max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=examples(10),
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
     )
     run_state_machine_as_test(machine, settings=few)

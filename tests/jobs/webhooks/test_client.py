@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
+from databases import on_both
 from jobs import webhook_receiver
 from jobs.webhook_receiver import SECRET, Receiver, webhook_client
 from noria.jobs.database.schema import deliveries
@@ -206,6 +207,7 @@ def deliver_all(engine):
     return deliver
 
 
+@on_both
 async def test_a_failing_receiver_gets_the_same_message_until_it_accepts_it(store, job, deliver_all):
     with Receiver([500, 503], headers={"Retry-After": "900"}) as receiver:
         new = job(webhook=receiver.address(), webhook_events=("completed",), made_by="alice")
@@ -222,6 +224,7 @@ async def test_a_failing_receiver_gets_the_same_message_until_it_accepts_it(stor
     assert [json.loads(content)["status"] for _, _, content in receiver.received] == ["canceled"] * 3
 
 
+@on_both
 async def test_a_receiver_that_is_gone_ends_the_deliveries_of_the_key_to_its_url(store, job, deliver_all, caplog):
     with Receiver([410] * 100) as gone, Receiver() as other:
         for number in range(20):

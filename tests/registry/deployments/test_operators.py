@@ -27,6 +27,7 @@ from noria.registry.deployments.store import DeploymentStore
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry_database
 from registry.samples import at, folder
+from searching import examples
 
 ENDPOINT = "t2i"
 CONTENTS = {"shapes@1": "a", "shapes@2": "b", "copy@1": "b"}
@@ -284,5 +285,5 @@ class Operators(RuleBasedStateMachine):
 
 TestOperators = Operators.TestCase
 TestOperators.settings = settings(
-    max_examples=12, stateful_step_count=50, deadline=None, phases=set(Phase) - {Phase.shrink}
+    max_examples=examples(5), stateful_step_count=40, deadline=None, phases=set(Phase) - {Phase.shrink}
 )  # fmt: skip  # shrinking takes minutes

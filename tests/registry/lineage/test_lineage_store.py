@@ -9,6 +9,7 @@ import uuid
 import pytest
 import sqlalchemy as sa
 
+from databases import on_both
 from noria.errors import BodyTooLarge, ForeignRun, InvalidField, RegistryError
 from noria.registry.check import check
 from noria.registry.lineage.nodes import NodeId, describe
@@ -18,7 +19,7 @@ from noria.registry.lineage.store import MAX_ROWS, MAX_SKEW_S, LineageStore
 from noria.registry.lineage.struck_events import strike_out
 from noria.registry.schema import dataset_versions, datasets, lineage_events, models, run_io, runs
 from noria.storage.database import write_transaction
-from registry.samples import NOW, RUNS, SCENES, WORDS, at, dataset, event, on_sqlite
+from registry.samples import NOW, RUNS, SCENES, WORDS, at, dataset, event
 
 
 @pytest.fixture
@@ -32,6 +33,7 @@ def rows(engine, *columns):
         return {tuple(row) for row in connection.execute(sa.select(*columns).select_from(joined))}
 
 
+@on_both
 def test_a_repeated_event_is_recorded_once(engine, store):
     events = [event(type="START", inputs=[dataset("/scenes", SCENES)]), event(second=1)]
     assert [store.record(events, "airflow", NOW), store.record(events[::-1], "spark", NOW + 1)] == [2, 0]
@@ -42,6 +44,7 @@ def test_a_repeated_event_is_recorded_once(engine, store):
     assert (run.run_id, run.job_name, run.status, run.ended_at - run.started_at) == (RUNS[0], "train", "complete", 1)
 
 
+@on_both
 def test_inputs_and_outputs_follow_the_events(engine, store):
     read = (run_io.c.direction, datasets.c.name, dataset_versions.c.version, dataset_versions.c.digest)
     store.record([event(type="START", inputs=[dataset("/scenes"), dataset("/words", "7")])], "", NOW)
@@ -54,6 +57,7 @@ def test_inputs_and_outputs_follow_the_events(engine, store):
     }
 
 
+@on_both
 def test_events_that_arrive_at_once_by_several_senders_all_count(engine, store):
     sent = [
         event(run, type="RUNNING", second=second, inputs=[dataset(f"/{second}", "1"), dataset("/all", "1")])
@@ -76,6 +80,7 @@ def params(**values):
     return {"executionParameters": {"parameters": [{"key": name, "value": each} for name, each in values.items()]}}
 
 
+@on_both
 def test_a_run_belongs_to_who_sent_its_first_event(engine, store):
     store.record([event(type="START", facets=params(rate="1e-3"))], "ann", NOW)
     before = run_row(engine)
@@ -89,6 +94,7 @@ def test_a_run_belongs_to_who_sent_its_first_event(engine, store):
     assert (run_row(engine).owner, run_row(engine).status) == ("ann", "complete")
 
 
+@on_both
 @pytest.mark.parametrize(("ahead_s", "is_accepted"), [(MAX_SKEW_S - 1, True), (MAX_SKEW_S + 1, False)])
 def test_an_event_of_the_future_is_rejected(engine, store, ahead_s, is_accepted):
     events = [event(type="START"), event(second=30)]
@@ -127,6 +133,7 @@ def test_what_a_run_keeps_is_bounded(engine, store, monkeypatch, limit, value, w
     assert store.record([event(1)], "ann", NOW) == 1  # other runs go on
 
 
+@on_both
 def test_what_a_sender_keeps_is_bounded_and_is_no_limit_that_passes(engine, store, caplog):
     price = price_of(event())
     limit = {"max_sender_bytes": 2.4 * price}
@@ -168,7 +175,6 @@ SHAPES = {
 }
 
 
-@on_sqlite
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_a_sender_keeps_is_what_its_events_take_on_the_disk(engine, store, shape):
     """Bodies alone were a seventeenth of it."""
@@ -185,6 +191,7 @@ def test_what_a_sender_keeps_is_what_its_events_take_on_the_disk(engine, store, 
     assert size() - before < 1.3 * sum(map(price_of, SHAPES[shape]))
 
 
+@on_both
 def test_the_largest_batch_takes_few_statements_and_lets_others_write(engine, store):
     """A batch of 381 kB held the lock for 8.6 s of CPU: eight statements for each run."""
     batch = [bare(str(uuid.UUID(int=number))) for number in range(MAX_ROWS // 2)]
@@ -212,6 +219,7 @@ def test_the_largest_batch_takes_few_statements_and_lets_others_write(engine, st
     assert cpu_s < 4, "0.7 s on a machine of its own"
 
 
+@on_both
 def test_an_event_writes_no_rows_but_those_that_it_states(engine, store):
     """Each event wrote the state of its run, with all it had, and all its inputs anew."""
     data = [dataset(f"/{number}", "1") for number in range(1000)]

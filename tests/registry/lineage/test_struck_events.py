@@ -2,6 +2,7 @@
 
 import pytest
 
+from databases import on_both
 from noria.errors import ForeignRun, RegistryError
 from noria.registry.changes import Change
 from noria.registry.check import check
@@ -37,6 +38,7 @@ def node_of(engine, run=0):
         return describe(connection, NodeId("run", RUNS[run]))
 
 
+@on_both
 def test_a_struck_event_counts_no_more_and_is_shown(engine, store):
     before = node_of(engine)
     store.record([WRONG], "ann", NOW)
@@ -130,6 +132,7 @@ def test_events_that_were_read_from_a_server_win_over_who_claimed_their_run(engi
     assert list(check(engine, with_files=False)) == []
 
 
+@on_both
 def test_a_run_that_is_read_becomes_the_servers_also_if_all_its_events_are_there(engine, store):
     server = "mlflow http://mlflow"
     read = [event(1, "START")._replace(sender=server), event(1, second=3)._replace(sender=server)]

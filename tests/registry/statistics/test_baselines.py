@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from databases import on_both
 from noria.errors import RegistryError
 from noria.registry.changes import Change
 from noria.registry.model_folder import read_model
@@ -22,6 +23,7 @@ def change(at: float) -> Change:
     return Change(at, "me", f"at {at}")
 
 
+@on_both
 def test_the_last_reference_of_a_variable_holds_until_it_has_none(database, tiny_folder, tmp_path):
     engine = open_registry_database(database, tmp_path)
     try:

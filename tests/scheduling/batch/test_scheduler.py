@@ -22,6 +22,7 @@ from noria.scheduling.types import (
     SchedulableRequest,
 )
 from noria.testing.simulated_sessions import TEXT_KEY, text_request
+from searching import examples
 
 OOM = BatchResult(fits=False)
 OTHER_MODEL = BatchKey(0, 0, ModelKey("other"))
@@ -547,4 +548,4 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
 
 
 TestBatchSchedulerMachine = BatchSchedulerMachine.TestCase
-TestBatchSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBatchSchedulerMachine.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)

@@ -35,6 +35,7 @@ from noria.scheduling.types import (
     SchedulableRequest,
     SchedulerSnapshot,
 )
+from searching import examples
 
 SMALL, LARGE = BatchKey(64, 64), BatchKey(128, 96)
 SHOWN = BatchKey(64, 64, reference_px=128 * 96)  # with reference images
@@ -941,7 +942,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(("num_images", "num_stepped"), [(3, 2), (6, 4)])
