@@ -54,7 +54,7 @@ def assert_like_peft(executor, pipe, file: pathlib.Path, weight: float, sizes=((
     """The images of a batch are the pipeline's: with the adapter in `file`, and without, of two sizes."""
     lora = Lora(file.stem, weight, digest_of(file))
     requests = [
-        make_request(k, inference_steps=3, guidance_scale=4.0, width=width, height=height, loras=(lora,) * (k == 0))
+        make_request(k, inference_steps=2, guidance_scale=4.0, width=width, height=height, loras=(lora,) * (k == 0))
         for k, (width, height) in enumerate([sizes[0], *sizes])
     ]
     images = generate(executor, requests)
