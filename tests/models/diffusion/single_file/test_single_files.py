@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file
 
 import single_files
-from generating import difference, generate
+from generating import difference, generate, load_model
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
@@ -115,7 +115,7 @@ def load(model, **settings):
     torch.set_num_threads(1)
     config = EngineConfig(**{"dtype": "float32", "slots": 4, "threads": 1} | settings)
     spec = open_model(str(model), config)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+    return spec, DiffusionExecutor(load_model(spec, config), config)
 
 
 def make_request(number, **fields):

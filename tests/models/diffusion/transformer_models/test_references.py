@@ -15,8 +15,9 @@ from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RES
 import tiny_models
 from flow_pipelines import generate_with_pipeline, make_request, open_pipeline, remember_prompts
 from generating import (
-    LATENTS_TOLERANCE,
     PARITY_TOLERANCE,
+    assert_as_alone,
+    assert_latents_as_alone,
     difference,
     final_latents,
     generate,
@@ -117,10 +118,7 @@ def test_late_joiners_of_a_mixed_batch_give_the_images_of_the_pipeline(model):
 def test_rows_of_a_batch_are_those_alone_and_depend_on_their_references(model, monkeypatch):
     spec, executor, _ = model
     requests = mixed_requests(spec)[:4]
-    together = final_latents(executor, requests, monkeypatch, [0, 2, 1, 0], frames(requests))
-    for request in requests:
-        alone = final_latents(executor, [request], monkeypatch, frames=frames([request]))
-        assert relative(together[request.request_id], alone[request.request_id]) <= LATENTS_TOLERANCE, request
+    together = assert_latents_as_alone(executor, requests, monkeypatch, [0, 2, 1, 0], frames(requests))
     other = msgspec.structs.replace(requests[1].payload, reference_images=of_shapes(SHAPES[1]))
     changed = msgspec.structs.replace(requests[1], payload=other)
     others = final_latents(executor, [changed], monkeypatch, frames=frames([changed]))
@@ -201,10 +199,7 @@ def test_with_padded_rows_they_are_equal_in_every_bit(model):
         make_request(k, reference_images=of_shapes(*shapes), inference_steps=2)
         for k, shapes in enumerate([[(72, 72)], [(64, 96)], []])
     ]
-    together = generate(padded, requests, [0, 0, 1], frames(requests))
-    for request in requests:
-        alone = generate(padded, [request], frames=frames([request]))[request.request_id, 0]
-        assert np.array_equal(alone, together[request.request_id, 0]), request
+    assert_as_alone(padded, requests, [0, 0, 1], frames(requests), tolerance=0)
 
 
 def test_adapters_are_those_of_their_rows(model, tmp_path):
@@ -216,10 +211,7 @@ def test_adapters_are_those_of_their_rows(model, tmp_path):
         make_request(k, inference_steps=2, reference_images=of_shapes(SHAPES[k // 2]), loras=(lora,) * (k % 2))
         for k in range(4)
     ]
-    together = generate(adapted, requests, frames=frames(requests))
-    for request in requests:
-        alone = generate(adapted, [request], frames=frames([request]))[request.request_id, 0]
-        assert difference(together[request.request_id, 0], alone) <= 1
+    together = assert_as_alone(adapted, requests, frames=frames(requests))
     without = msgspec.structs.replace(requests[1], payload=msgspec.structs.replace(requests[1].payload, loras=()))
     assert difference(together["r1", 0], generate(adapted, [without], frames=frames([without]))["r1", 0]) > 5
 
