@@ -199,7 +199,6 @@ def test_adapters_work_with_compiled_blocks(tmp_path, traced, monkeypatch):
     assert 0 < compiled[0] < compiled[1] == compiled[2] == compiled[3] == compiled[4]
 
 
-@pytest.mark.slow  # 4 s, most of them until torch knows that it may not trace
 def test_references_work_where_blocks_are_compiled(tmp_path, monkeypatch):
     """Calls with references fit no code that is compiled before a model serves."""
     monkeypatch.setattr(reference_size, "_VISION_AREA_PX", 64**2)  # instead of 1024² px

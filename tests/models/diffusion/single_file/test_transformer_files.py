@@ -110,8 +110,7 @@ def test_names_are_those_of_diffusers_converters(made, name, converter, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "parts", "dynamic", "shift"),
-    [("flux", "schnell", True, 3.0), ("schnell", "flux", False, 1.0)],
+    ("name", "parts", "dynamic", "shift"), [("flux", "schnell", True, 3.0), ("schnell", "flux", False, 1.0)]
 )
 def test_the_shift_is_that_of_the_file_beside_the_other_variant(made, name, parts, dynamic, shift, tmp_path):
     file = write_file(tmp_path / "a.safetensors", made(name), name)

@@ -52,10 +52,7 @@ FROM_SD3 = diffusers.StableDiffusion3Img2ImgPipeline, diffusers.StableDiffusion3
 FROM_CHROMA = diffusers.ChromaImg2ImgPipeline, diffusers.ChromaInpaintPipeline
 FROM_Z_IMAGE = diffusers.ZImageImg2ImgPipeline, diffusers.ZImageInpaintPipeline
 FROM_QWEN = diffusers.QwenImageImg2ImgPipeline, diffusers.QwenImageInpaintPipeline
-SCHNELL = {
-    "transformer": {"guidance_embeds": False},
-    "scheduler": {"use_dynamic_shifting": False, "shift": 1.0},
-}
+SCHNELL = {"transformer": {"guidance_embeds": False}, "scheduler": {"use_dynamic_shifting": False, "shift": 1.0}}
 HEEDED = (12.0, 8.0, 1.0, 0.5)  # random models heed texts little
 CASES = {
     "flux-dev": Case(tiny_models.save_flux, FLUX_SIZES, 4, (0.0, 3.5, 7.0), FROM_FLUX),
@@ -148,9 +145,10 @@ def cases(*names, on_gpu=()):
 
 
 @pytest.fixture(scope="module", params=models(CASES, on_gpu=RAGGED))
-def model(request, tmp_path_factory):
+def model(request, folder_of):
     name, device = request.param
-    return Model.open(name, CASES[name].save(tmp_path_factory.mktemp("families") / name), device)
+    family = CASES[name].save.__name__.removeprefix("save_").replace("_", "-")
+    return Model.open(name, folder_of(family), device)
 
 
 def test_late_joiners_of_a_mixed_batch_give_the_images_of_the_pipeline(model, monkeypatch):

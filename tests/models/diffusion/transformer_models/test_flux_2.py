@@ -15,9 +15,9 @@ from noria.sampling.schedule import shift_of_length_and_steps
 
 
 @pytest.fixture(scope="module")
-def klein(tmp_path_factory):
+def klein(folder_of):
     """Spec, executor, and diffusers' pipeline."""
-    folder = tiny_models.save_flux_2_klein(tmp_path_factory.mktemp("klein"))
+    folder = folder_of("flux-2-klein")
     return *load(folder), open_pipeline(folder)
 
 
@@ -32,13 +32,9 @@ def test_a_distilled_model_takes_neither_guidance_nor_a_negative_prompt(tmp_path
     assert difference(ours, theirs) <= PARITY_TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("save", "num_layers"),
-    [(tiny_models.save_flux_2_klein, 28), (tiny_models.save_flux_2_dev, 31)],
-    ids=["klein", "dev"],
-)
-def test_layers_of_the_text_encoder_that_change_nothing_are_not_kept(save, num_layers, tmp_path):
-    assert len(load(save(tmp_path))[1].model._text_encoder.layers) == num_layers
+@pytest.mark.parametrize(("family", "num_layers"), [("flux-2-klein", 28), ("flux-2-dev", 31)])
+def test_layers_of_the_text_encoder_that_change_nothing_are_not_kept(folder_of, family, num_layers):
+    assert len(load(folder_of(family))[1].model._text_encoder.layers) == num_layers
 
 
 @pytest.mark.parametrize("has_mask", [True, False])

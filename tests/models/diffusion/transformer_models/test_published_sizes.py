@@ -388,10 +388,7 @@ _REFINER_UNET = {
 )
 def test_published_models_get_their_configurations(family, unet, texts, tmp_path):
     """By the shapes alone, in a file without numbers."""
-    classes = {
-        "text_encoder": CLIPTextModel,
-        "text_encoder_2": CLIPTextModelWithProjection,
-    }
+    classes = {"text_encoder": CLIPTextModel, "text_encoder_2": CLIPTextModelWithProjection}
     with torch.device("meta"):
         models = {"unet": UNet2DConditionModel(**unet), "vae": AutoencoderKL(**_KL_VAE)}
         configs = {part: CLIPTextConfig(**settings) for part, settings in texts.items()}
