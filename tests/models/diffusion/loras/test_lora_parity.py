@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline, remember_prompts
 from generating import PARITY_TOLERANCE, difference, generate, load
 from lora_files import layers_of, random_matrices, save_diffusers_lora
 from noria.errors import ModelError
@@ -24,7 +24,7 @@ MERGING = ("all_x_embedder.", "cap_embedder.")
 def model(request, folder_of, tmp_path_factory):
     """Spec, executor, diffusers' pipeline, and the folder of LoRAs."""
     loras, folder = tmp_path_factory.mktemp("loras"), folder_of(request.param)
-    return *load(folder, loras=(str(loras),)), open_pipeline(folder), loras
+    return *load(folder, loras=(str(loras),)), remember_prompts(open_pipeline(folder)), loras
 
 
 def save_lora_of_all_layers(file, transformer):

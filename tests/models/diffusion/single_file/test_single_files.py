@@ -124,13 +124,12 @@ def make_request(number, **fields):
     return make_image_request(f"r{number}", **settings | fields)
 
 
-def test_a_file_serves_the_images_of_its_folder_bit_by_bit(made, tmp_path):
-    source = made("sdxl")
-    file = single_files.save_checkpoint(tmp_path / "My model (v2).safetensors", source.tensors, SIDE)
+def test_a_file_serves_the_images_of_its_folder_bit_by_bit(sd1, tmp_path):
+    file = single_files.save_checkpoint(tmp_path / "My model (v2).safetensors", sd1.tensors, SIDE)
     spec, executor = load(file, cache_dir=str(tmp_path))
     assert (spec.name, spec.default_width_px) == ("My-model--v2-", 64)
     requests = [make_request(number) for number in (0, 1)]
-    images, expected = generate(executor, requests), generate(load(source.folder)[1], requests)
+    images, expected = generate(executor, requests), generate(load(sd1.folder)[1], requests)
     assert all(np.array_equal(images[key], expected[key]) for key in expected)
 
 
