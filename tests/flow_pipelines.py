@@ -37,6 +37,27 @@ def open_pipeline(folder):
     return pipe
 
 
+_PLAIN = str | int | float | None | torch.device | torch.dtype
+
+
+def remember_prompts(pipe):
+    """Let a pipeline, whose text encoders will not change, encode each prompt once. Return it."""
+    encode, encoded = pipe.encode_prompt, {}
+
+    def encode_once(*values, **named):
+        given = [*values, *named.values()]
+        flat = [each for value in given for each in (value if isinstance(value, list | tuple) else (value,))]
+        if not all(isinstance(each, _PLAIN) for each in flat):
+            return encode(*values, **named)
+        key = repr((values, named))
+        if key not in encoded:
+            encoded[key] = encode(*values, **named)
+        return encoded[key]
+
+    pipe.encode_prompt = encode_once
+    return pipe
+
+
 def make_request(number, **fields):
     settings = {
         "prompt": PROMPTS[number % 3],

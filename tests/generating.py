@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 
 from lora_files import save_diffusers_lora
@@ -15,6 +16,7 @@ from noria.models.diffusion.conditioning import collate
 from noria.models.families import FAMILIES
 from noria.protocol.diffusion import Lora
 from noria.protocol.messages import Resume
+from noria.sampling import previews
 from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import FinishReason, ItemId
 
@@ -31,7 +33,14 @@ def load(folder, device="cpu", **settings):
     torch.set_num_threads(1)
     spec = open_model(str(folder))
     config = EngineConfig(**{"dtype": "float32", "slots": 8, "threads": 1} | settings)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, device), config)
+    return spec, DiffusionExecutor(load_model(spec, config, device), config)
+
+
+def load_model(spec, config, device="cpu"):
+    """A model whose preview colours are fitted to few images, since to 24 takes longer than all else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(previews, "_NUM_EXAMPLES", 2)
+        return FAMILIES[spec.family].load(spec, config, device)
 
 
 def data_of(request, frames):

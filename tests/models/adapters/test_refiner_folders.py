@@ -89,11 +89,7 @@ def test_distilled_models_and_those_with_other_latents_have_none(refiner: pathli
 
 
 DAMAGES = {
-    "a base model": (
-        "model_index.json",
-        {"_class_name": "StableDiffusionXLPipeline"},
-        "that of a refiner is",
-    ),
+    "a base model": ("model_index.json", {"_class_name": "StableDiffusionXLPipeline"}, "that of a refiner is"),
     "no score": ("model_index.json", {"requires_aesthetics_score": False}, "requires_aesthetics_score is False"),
     "another encoder": ("model_index.json", {"text_encoder_2": ["transformers", "T5EncoderModel"]}, "T5EncoderModel"),
     "clipping": ("scheduler/scheduler_config.json", {"clip_sample": True}, "clip_sample is true"),

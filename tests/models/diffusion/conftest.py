@@ -16,6 +16,6 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathl
     @functools.cache
     def save(family: str) -> pathlib.Path:
         savers = {name.replace("_", ""): getattr(tiny_models, name) for name in dir(tiny_models)}
-        return savers[f"save{family}".replace("-", "")](tmp_path_factory.mktemp("tiny") / "model")
+        return savers[f"save{family}".replace("-", "")](tmp_path_factory.mktemp("tiny") / family)
 
     return save

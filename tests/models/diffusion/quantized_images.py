@@ -17,11 +17,7 @@ import msgspec
 import numpy as np
 import torch
 import transformers
-from torchao.quantization import (
-    Float8WeightOnlyConfig,
-    Int8DynamicActivationInt8WeightConfig,
-    Int8WeightOnlyConfig,
-)
+from torchao.quantization import Float8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
 
 import single_files
 import tiny_models

@@ -12,12 +12,13 @@ from torch._dynamo.utils import counters
 
 import tiny_models
 from flow_pipelines import make_request
-from generating import final_latents, generate, load, relative
+from generating import difference, final_latents, generate, load, relative
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.warmup.block_warmup import warm_up_blocks
 from noria.errors import ConfigError
+from noria.images import reference_size
 from noria.models.adapters.lora_folders import digest_of
 from noria.models.catalog import open_model
 from noria.models.diffusion.block_compilation import compile_blocks, is_hooked
@@ -26,6 +27,7 @@ from noria.models.diffusion.transformer_models.transformer_model import Transfor
 from noria.models.families import FAMILIES
 from noria.protocol.diffusion import Lora, Refinement
 from noria.protocol.model_spec import CallChoice
+from qwen_pipelines import request_with_references
 
 SAVE = {
     "stable-diffusion": tiny_models.save_stable_diffusion,
@@ -170,6 +172,7 @@ class BreakingLinear(torch.nn.Linear):
         return super().forward(inputs)
 
 
+@pytest.mark.slow  # 6 s, in which torch traces
 def test_adapters_work_with_compiled_blocks(tmp_path, traced, monkeypatch):
     """Also where compiled code would leave a part of them out, and where calls with them were measured to be slower."""
     monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # as if another thread compiled all the time
@@ -194,6 +197,18 @@ def test_adapters_work_with_compiled_blocks(tmp_path, traced, monkeypatch):
             choice = CallChoice("", "", "sdpa", compile_blocks=True, speedup=2.0, trials=())
             executor = DiffusionExecutor(executor.model, executor.config, call_choice=choice)
     assert 0 < compiled[0] < compiled[1] == compiled[2] == compiled[3] == compiled[4]
+
+
+def test_references_work_where_blocks_are_compiled(tmp_path, monkeypatch):
+    """Calls with references fit no code that is compiled before a model serves."""
+    monkeypatch.setattr(reference_size, "_VISION_AREA_PX", 64**2)  # instead of 1024² px
+    folder = tiny_models.save_qwen_image_21(tmp_path / "model")
+    spec, executor = load(folder, compile_blocks=True)
+    request, frame = request_with_references(spec, 1, 2, width=64, height=96, inference_steps=3)
+    torch.compiler.set_stance("eager_on_recompile")
+    ours = generate(executor, [request], frames={"r1": frame})["r1", 0]
+    torch.compiler.set_stance("default")
+    assert difference(ours, generate(load(folder)[1], [request], frames={"r1": frame})["r1", 0]) <= 1
 
 
 def test_a_call_of_an_unknown_kind_is_computed_without_compiling(tmp_path, traced, monkeypatch):

@@ -27,8 +27,9 @@ from noria.protocol.diffusion import Lora
 
 REFINER = "stable-diffusion-xl-refiner"  # which is loaded with a model only
 FAMILY_NAMES = [name for name, family in FAMILIES.items() if family.extra == "diffusion" and name != REFINER]
+WITH_ENCODERS_ALONE = ("stable-diffusion-xl", "flux", "krea-2")  # the others' stream by the same code
 SIDE_PX = 64  # a side that all families take; the published sizes take a hundred times as long
-PROMPTS = ["a red circle", "a blue square", ""]
+PROMPTS = ["a red circle", ""]
 
 
 class LateCopies:
@@ -93,7 +94,7 @@ def outputs_of(model):
     found, generator = [], torch.Generator().manual_seed(0)
     shape = model.latent_shape(SIDE_PX, SIDE_PX)
     with torch.inference_mode():
-        for num_rows in (1, 3):
+        for num_rows in (1, 2):
             texts = model.text_encode(PROMPTS[:num_rows])
             latents, times = torch.randn(num_rows, *shape, generator=generator), torch.linspace(900, 100, num_rows)
             guidance = times if model.guidance.embedded else None
@@ -112,7 +113,8 @@ def test_parts_that_stream_compute_the_same_bits_within_less_memory(family, fold
     expected = outputs_of(plain.model)
     all_bytes = sum(weights_of(spec, plain.config).here.values())
     before = all_bytes
-    for settings in ({"offload": "encoders"}, {"offload": "blocks", "offload_resident_bytes": 0}):
+    encoders = ({"offload": "encoders"},) if family in WITH_ENCODERS_ALONE else ()
+    for settings in (*encoders, {"offload": "blocks", "offload_resident_bytes": 0}):
         _, executor = load_aligned(folder_of(family), **settings)
         assert all(map(torch.equal, outputs_of(executor.model), expected))
         weights = weights_of(spec, executor.config)

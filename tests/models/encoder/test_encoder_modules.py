@@ -197,10 +197,7 @@ def test_prompts_that_are_left_out_of_the_pooling_are_rejected(folder: pathlib.P
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        (
-            {"embeddings": (300,)},
-            r"are embeddings .300.; a static embedding has embeddings .rows, numbers.",
-        ),
+        ({"embeddings": (300,)}, r"are embeddings .300.; a static embedding has embeddings .rows, numbers."),
         ({"embeddings": (300, 8), "mapping": (300,), "weights": (299,)}, r"weights .299.; a static embedding has"),
         ({"embeddings": (9, 8)}, "has token ids up to 299, but the model has 9 tokens"),
     ],

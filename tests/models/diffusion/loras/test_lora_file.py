@@ -7,13 +7,13 @@ import struct
 import pytest
 import safetensors.torch
 import torch
-from diffusers import QwenImageTransformer2DModel, UNet2DConditionModel
+from diffusers import UNet2DConditionModel
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from lora_files import layers_of, random_matrices, save_diffusers_lora, save_kohya_lora
+from lora_files import layers_of, save_diffusers_lora, save_kohya_lora
 from noria.errors import ModelError
 from noria.models.diffusion.loras.lora_file import read_lora
 from noria.models.diffusion.loras.lora_kinds import MAX_RANK
@@ -133,15 +133,6 @@ def test_a_header_without_metadata_is_read(parts, tmp_path):
     nulled = tmp_path / "b.safetensors"
     nulled.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + num_bytes :])
     assert_same(read(nulled, parts), read(file, parts))
-
-
-def test_old_names_of_diffusers_are_read(parts, tmp_path):
-    layer = "down_blocks.0.attentions.0.transformer_blocks.0.attn1"
-    down, up = torch.randn(4, 16), torch.randn(16, 4)
-    names = [f"unet.{layer}.processor.to_out_lora.down.weight", f"unet.{layer}.processor.to_out_lora.up.weight"]
-    save_file(dict(zip(names, (down, up), strict=True)), tmp_path / "a.safetensors")
-    found = read(tmp_path / "a.safetensors", parts).layers["unet"][f"{layer}.to_out.0"]
-    assert torch.equal(found.down, down) and torch.equal(found.up, up)
 
 
 def one_layer(down=(4, 16), up=(16, 4), name="down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q", **options):
@@ -320,37 +311,3 @@ def test_a_damaged_file_is_read_or_refused(data, parts, tmp_path_factory):
     except ModelError:
         return
     assert all(each.isfinite().all() for layer in found.layers["unet"].values() for each in layer.tensors.values())
-
-
-def test_loras_of_qwen_image_are_read_with_the_names_of_other_programs(tiny_qwen_image_folder, tmp_path):
-    transformer = QwenImageTransformer2DModel.from_pretrained(tiny_qwen_image_folder, subfolder="transformer")
-    parts, generator = {"transformer": transformer}, torch.Generator().manual_seed(0)
-    modules = (
-        "transformer_blocks.0.attn.to_q",
-        "transformer_blocks.1.img_mlp.net.0.proj",
-        "transformer_blocks.1.txt_mod.1",
-    )
-    matrices = {name: random_matrices(transformer.get_submodule(name), 4, generator, strength=1.0) for name in modules}
-
-    def read(name_of, first="lora_down", second="lora_up", alpha=None):
-        tensors = {}
-        for module, (down, up) in matrices.items():
-            tensors |= {f"{name_of(module)}.{first}.weight": down, f"{name_of(module)}.{second}.weight": up}
-            if alpha is not None:
-                tensors[f"{name_of(module)}.alpha"] = torch.tensor(alpha)
-        save_file(tensors, tmp_path / "a.safetensors")
-        return read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20).layers["transformer"]
-
-    for scale, layers in [
-        (1.0, read("transformer.{}".format, "lora_A", "lora_B")),
-        (1.0, read("diffusion_model.{}".format, "lora_A", "lora_B")),
-        (0.5, read(str, alpha=2.0)),
-        (0.5, read(lambda module: "lora_unet_" + module.replace(".", "_"), alpha=2.0)),
-    ]:
-        assert set(layers) == set(modules)
-        for name, (down, up) in matrices.items():
-            torch.testing.assert_close(layers[name].up @ layers[name].down, scale * up @ down)
-    twice = {f"{prefix}{modules[0]}.lora_A.weight": torch.zeros(1, 32) for prefix in ("", "diffusion_model.")}
-    save_file(twice, tmp_path / "a.safetensors")
-    with pytest.raises(ModelError, match="under two names"):
-        read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20)

@@ -158,6 +158,7 @@ QKV_MLP = "attn.to_q attn.to_k attn.to_v proj_mlp"
 ENCODER = "text_model.encoder.layers.0.self_attn.q_proj"
 CLIP_LAYER = "text_encoders.clip_{}.transformer." + ENCODER
 T5 = "encoder.block.0.layer.0.SelfAttention.q"
+QWEN_MLP = "transformer_blocks.1.img_mlp.net.0.proj"
 SGM = "input_blocks.3.1.transformer_blocks.1.attn1.to_q"
 LAYOUTS = {
     # Stable Diffusion
@@ -176,7 +177,18 @@ LAYOUTS = {
         f"text_encoder.{ENCODER.replace('q_proj', 'to_q_lora')}",
         f"text_encoder.{ENCODER}",
     ),
+    "diffusers' old processors": (
+        "unet",
+        "processor",
+        f"unet.{UNET.replace('to_q', 'processor.to_out_lora')}",
+        f"unet.{UNET.replace('to_q', 'to_out.0')}",
+    ),
     # FLUX.1
+    "kohya's CLIP": ("flux", "kohya", "lora_te1_" + ENCODER.replace(".", "_"), f"text_encoder.{ENCODER}"),
+    "kohya's modulation": (
+        "flux", "kohya", "lora_unet_single_blocks_1_modulation_lin",
+        "transformer.single_transformer_blocks.1.norm.linear",
+    ),
     "kohya's T5": ("flux", "kohya", "lora_te3_" + T5.replace(".", "_"), f"text_encoder_2.{T5}"),
     "OneTrainer's T5": ("flux", "kohya", "lora_te2_" + T5.replace(".", "_"), f"text_encoder_2.{T5}"),
     "ComfyUI's T5": ("flux", "kohya", f"text_encoders.t5xxl.transformer.{T5}", f"text_encoder_2.{T5}"),
@@ -228,6 +240,8 @@ LAYOUTS = {
     # Qwen-Image
     "Qwen in peft": ("qwen", "peft", f"base_model.model.{BLOCK}", f"transformer.{BLOCK}"),
     "Qwen of OneTrainer": ("qwen", "kohya", "lora_transformer_" + BLOCK.replace(".", "_"), f"transformer.{BLOCK}"),
+    "Qwen of musubi": ("qwen", "kohya", "lora_unet_" + QWEN_MLP.replace(".", "_"), f"transformer.{QWEN_MLP}"),
+    "Qwen bare": ("qwen", "kohya", QWEN_MLP, f"transformer.{QWEN_MLP}"),
     # Z-Image
     "Z-Image of kohya": (
         "z-image", "kohya", "lora_unet_layers_0_attention_qkv", "transformer.layers.0.attention. to_q to_k to_v"
@@ -364,35 +378,15 @@ def test_what_would_be_another_adapter_is_refused(tensors, words, parts_of, tmp_
         read(tensors, parts_of("unet"), tmp_path)
 
 
-def test_kohyas_joined_layers_are_split(parts_of, tmp_path):
-    parts = parts_of("flux")
-    generator, tensors = torch.Generator().manual_seed(1), {}
-    for layer, outputs in (
-        ("lora_unet_double_blocks_0_img_attn_qkv", 96),
-        ("lora_unet_single_blocks_1_modulation_lin", 96),
-        ("lora_te1_text_model_encoder_layers_0_self_attn_out_proj", 32),
-    ):
-        tensors |= {
-            f"{layer}.lora_down.weight": torch.randn(4, 32, generator=generator),
-            f"{layer}.lora_up.weight": torch.randn(outputs, 4, generator=generator),
-            f"{layer}.alpha": torch.tensor(2.0),
-        }
-    save_file(tensors, tmp_path / "a.safetensors")
-    layers = read_lora(tmp_path / "a.safetensors", parts, torch.float32, 2**20).layers
-    attention = "transformer_blocks.0.attn.to_"
-    assert set(layers["transformer"]) == {f"{attention}{name}" for name in "qkv"} | {
-        "single_transformer_blocks.1.norm.linear"
-    }
-    ups = torch.cat([layers["transformer"][f"{attention}{name}"].up for name in "qkv"])
-    expected = tensors["lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"] * 0.5
-    torch.testing.assert_close(ups, expected)
-    assert len(layers["text_encoder"]) == 1
-    for more, words in [
-        ({"lora_unet_double_blocks_40_img_mlp_0.lora_down.weight": torch.ones(4, 32)}, "no layer"),
-        ({"lora_te2_encoder_block_0_layer_0_SelfAttention_v.lora_down.weight": torch.ones(4, 40)}, "has no up beside"),
-        ({"lora_te1_text_model_encoder_layers_1_mlp_fc1.lora_up.weight": torch.ones(64, 4)}, "has no down beside"),
-        ({"lora_unet_single_blocks_0_linear2.lora_down.weight": torch.ones(0, 160)}, "has no up beside"),
-    ]:
-        save_file(tensors | more, tmp_path / "b.safetensors")
-        with pytest.raises(ModelError, match=words):
-            read_lora(tmp_path / "b.safetensors", parts, torch.float32, 2**20)
+@pytest.mark.parametrize(
+    ("name", "matrix", "words"),
+    [
+        ("lora_unet_double_blocks_40_img_mlp_0.lora_down", torch.ones(4, 32), "no layer"),
+        ("lora_te2_encoder_block_0_layer_0_SelfAttention_v.lora_down", torch.ones(4, 40), "has no up beside"),
+        ("lora_te1_text_model_encoder_layers_1_mlp_fc1.lora_up", torch.ones(64, 4), "has no down beside"),
+        ("lora_unet_single_blocks_0_linear2.lora_down", torch.ones(0, 160), "has no up beside"),
+    ],
+)
+def test_half_a_layer_beside_a_whole_one_is_refused(name, matrix, words, parts_of, tmp_path):
+    with pytest.raises(ModelError, match=words):
+        read(kohya(FLUX_QKV, THREE) | {f"{name}.weight": matrix}, parts_of("flux"), tmp_path)

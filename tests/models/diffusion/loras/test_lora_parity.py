@@ -6,8 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tiny_models
-from flow_pipelines import generate_with_pipeline, make_request, open_pipeline
+from flow_pipelines import generate_with_pipeline, make_request, open_pipeline, remember_prompts
 from generating import PARITY_TOLERANCE, difference, generate, load
 from lora_files import layers_of, random_matrices, save_diffusers_lora
 from noria.errors import ModelError
@@ -15,28 +14,17 @@ from noria.models.adapters.lora_folders import digest_of
 from noria.models.diffusion.loras.lora_file import read_lora
 from noria.protocol.diffusion import Lora
 
-FAMILIES = {
-    "z-image": tiny_models.save_z_image,
-    "flux-2-klein": tiny_models.save_flux_2_klein,
-    "chroma": tiny_models.save_chroma,
-    "flux": tiny_models.save_flux,
-    "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
-}
-MORE_FAMILIES = {
-    "qwen-image": tiny_models.save_qwen_image,
-    "krea-2": tiny_models.save_krea2,
-    "lumina-2": tiny_models.save_lumina2,
-}
+FAMILIES = ("z-image", "flux-2-klein", "chroma", "flux", "stable-diffusion-3")
+MORE_FAMILIES = ("qwen-image", "krea-2", "lumina-2")
 ORIGINAL = ("z-image", "flux-2-klein", "chroma", "flux")  # diffusers converts no names of authors of the other
 MERGING = ("all_x_embedder.", "cap_embedder.")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request, tmp_path_factory):
+def model(request, folder_of, tmp_path_factory):
     """Spec, executor, diffusers' pipeline, and the folder of LoRAs."""
-    loras = tmp_path_factory.mktemp("loras")
-    folder = (FAMILIES | MORE_FAMILIES)[request.param](tmp_path_factory.mktemp("lora") / request.param)
-    return *load(folder, loras=(str(loras),)), open_pipeline(folder), loras
+    loras, folder = tmp_path_factory.mktemp("loras"), folder_of(request.param)
+    return *load(folder, loras=(str(loras),)), remember_prompts(open_pipeline(folder)), loras
 
 
 def save_lora_of_all_layers(file, transformer):
@@ -54,7 +42,7 @@ def assert_like_peft(executor, pipe, file: pathlib.Path, weight: float, sizes=((
     """The images of a batch are the pipeline's: with the adapter in `file`, and without, of two sizes."""
     lora = Lora(file.stem, weight, digest_of(file))
     requests = [
-        make_request(k, inference_steps=3, guidance_scale=4.0, width=width, height=height, loras=(lora,) * (k == 0))
+        make_request(k, inference_steps=2, guidance_scale=4.0, width=width, height=height, loras=(lora,) * (k == 0))
         for k, (width, height) in enumerate([sizes[0], *sizes])
     ]
     images = generate(executor, requests)

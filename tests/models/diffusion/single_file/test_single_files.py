@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file
 
 import single_files
-from generating import difference, generate
+from generating import difference, generate, load_model
 from noria.config import Config, EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.errors import ModelError
@@ -115,23 +115,21 @@ def load(model, **settings):
     torch.set_num_threads(1)
     config = EngineConfig(**{"dtype": "float32", "slots": 4, "threads": 1} | settings)
     spec = open_model(str(model), config)
-    return spec, DiffusionExecutor(FAMILIES[spec.family].load(spec, config, "cpu"), config)
+    return spec, DiffusionExecutor(load_model(spec, config), config)
 
 
 def make_request(number, **fields):
-    settings = {"prompt": "a red circle", "negative_prompt": ["", "a cross"][number], "seed": number, "width": 64}
-    settings |= {"height": 64, "inference_steps": 4, "guidance_scale": 4.0, "scheduler": "euler"}
+    settings = {"prompt": "a red circle", "negative_prompt": ["", "a cross"][number], "seed": number, "width": 32}
+    settings |= {"height": 32, "inference_steps": 3, "guidance_scale": 4.0, "scheduler": "euler"}
     return make_image_request(f"r{number}", **settings | fields)
 
 
-@pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl"])
-def test_a_file_serves_the_images_of_its_folder_bit_by_bit(made, family, tmp_path):
-    source = made(family)
-    file = single_files.save_checkpoint(tmp_path / "My model (v2).safetensors", source.tensors, SIDE)
+def test_a_file_serves_the_images_of_its_folder_bit_by_bit(sd1, tmp_path):
+    file = single_files.save_checkpoint(tmp_path / "My model (v2).safetensors", sd1.tensors, SIDE)
     spec, executor = load(file, cache_dir=str(tmp_path))
     assert (spec.name, spec.default_width_px) == ("My-model--v2-", 64)
     requests = [make_request(number) for number in (0, 1)]
-    images, expected = generate(executor, requests), generate(load(source.folder)[1], requests)
+    images, expected = generate(executor, requests), generate(load(sd1.folder)[1], requests)
     assert all(np.array_equal(images[key], expected[key]) for key in expected)
 
 
@@ -149,6 +147,9 @@ V_PRED, ZTSNR = {"v_pred": torch.zeros(0)}, {"ztsnr": torch.zeros(0)}
         ("sd2", {}, {"modelspec.architecture": "stable-diffusion-v2-768-v"}, "", "predicts v, trained"),
         ("sd1", {}, {"modelspec.resolution": "3x3"}, "", "trained at 512 px"),
         ("sd1", {}, {"modelspec.encoder_layer": "2"}, "", "made for clip skip 2$"),
+        ("sd1", {}, {"modelspec.encoder_layer": "1"}, "", "trained at 64 px$"),
+        ("sd1", {}, {"modelspec.encoder_layer": "99"}, "", "trained at 64 px$"),
+        ("sd1", {}, {"modelspec.encoder_layer": "x"}, "", "trained at 64 px$"),
         ("sd1-inpainting", {}, {}, "", "^Stable Diffusion 1 for inpainting, float32, "),
         (
             "sdxl",
@@ -202,7 +203,7 @@ def test_a_flagged_file_gives_the_image_of_the_pipeline_with_the_flags_set(made,
     pipe = diffusers.StableDiffusionXLPipeline.from_pretrained(source.folder)
     pipe.set_progress_bar_config(disable=True)
     flags = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    request = make_request(1, inference_steps=6)
+    request = make_request(1, inference_steps=4)
     set_scheduler(pipe, request, source.folder, **flags)
     (image,) = generate(executor, [request]).values()
     assert difference(image, run_pipeline(pipe, request)) <= 2
@@ -217,38 +218,47 @@ def quantize(weight: torch.Tensor, dtype: torch.dtype, axis: int | None = None) 
     return (weight / scale).to(dtype), scale
 
 
-@pytest.mark.parametrize(
-    ("end", "dtype", "axis", "extra"),
-    [
-        ("scale_weight", torch.float8_e4m3fn, None, {f"{UNET}scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}),
-        ("weight_scale", torch.float8_e5m2, None, {f"{QUERY}.comfy_quant": torch.zeros(30, dtype=torch.uint8)}),
-        ("weight_scale", torch.float8_e4m3fn, 0, {}),
-        (None, torch.float8_e4m3fn, None, {}),
-        (None, torch.float8_e5m2, None, {}),
-    ],
-)
-def test_float8_is_multiplied_by_its_scale(sd1, end, dtype, axis, extra, tmp_path):
-    tensors = dict(sd1.tensors)
-    weight, scale = quantize(tensors[f"{QUERY}.weight"], dtype, axis)
-    tensors[f"{QUERY}.weight"] = weight
-    if end:
-        tensors[f"{QUERY}.{end}"] = scale
-    file = single_files.save_checkpoint(tmp_path / "a.safetensors", tensors | extra)
-    assert f"float32 and float8{' with scales' if end else ''}, " in read_checkpoint(file).describe()
-    unet = load_file(converted_folder(file, tmp_path / "cache") / "unet/diffusion_pytorch_model.safetensors")
-    found = unet["mid_block.attentions.0.transformer_blocks.0.attn1.to_q.weight"]
-    assert torch.equal(found, (weight.float() * (scale if end else 1)).half())
+MIDDLE = "mid_block.attentions.0.transformer_blocks.0.attn1"
+
+
+def converted_layers(file: pathlib.Path, cache: pathlib.Path, *layers: str) -> list[torch.Tensor]:
+    """The weights of layers of the middle attention, of the folder that a file becomes."""
+    unet = load_file(converted_folder(file, cache) / "unet/diffusion_pytorch_model.safetensors")
+    return [unet[f"{MIDDLE}.{layer}.weight"] for layer in layers]
+
+
+def test_float8_is_multiplied_by_its_scale(sd1, tmp_path):
+    tensors, expected = dict(sd1.tensors), {}
+    for layer, end, dtype, axis in (
+        ("to_q", "scale_weight", torch.float8_e4m3fn, None),
+        ("to_k", "weight_scale", torch.float8_e5m2, None),
+        ("to_v", "weight_scale", torch.float8_e4m3fn, 0),
+    ):
+        name = QUERY.replace("to_q", layer)
+        weight, scale = quantize(tensors[f"{name}.weight"], dtype, axis)
+        tensors |= {f"{name}.weight": weight, f"{name}.{end}": scale}
+        expected[layer] = (weight.float() * scale).half()
+    tensors |= {
+        f"{UNET}scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn),
+        f"{QUERY}.comfy_quant": torch.zeros(30, dtype=torch.uint8),
+    }
+    file = single_files.save_checkpoint(tmp_path / "a.safetensors", tensors)
+    assert "float32 and float8 with scales, " in read_checkpoint(file).describe()
+    found = converted_layers(file, tmp_path / "cache", *expected)
+    assert all(map(torch.equal, found, expected.values()))
 
 
 def test_all_numbers_of_float8_are_read(sd1, tmp_path):
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    tensors, expected = dict(sd1.tensors), {}
+    for layer, dtype in (("to_q", torch.float8_e4m3fn), ("to_k", torch.float8_e5m2)):
         every = torch.arange(256, dtype=torch.uint8)
         every = every[every.view(dtype).float().isfinite()]
         weight = every.repeat(64 * 64 // len(every) + 1)[: 64 * 64].view(dtype).reshape(64, 64)
-        file = single_files.save_checkpoint(tmp_path / "a.safetensors", sd1.tensors | {f"{QUERY}.weight": weight})
-        unet = load_file(converted_folder(file, tmp_path / "cache") / "unet/diffusion_pytorch_model.safetensors")
-        found = unet["mid_block.attentions.0.transformer_blocks.0.attn1.to_q.weight"]
-        assert torch.equal(found, weight.half())
+        tensors[f"{QUERY.replace('to_q', layer)}.weight"], expected[layer] = weight, weight.half()
+    file = single_files.save_checkpoint(tmp_path / "a.safetensors", tensors)
+    assert "float32 and float8, " in read_checkpoint(file).describe()
+    found = converted_layers(file, tmp_path / "cache", *expected)
+    assert all(map(torch.equal, found, expected.values()))
 
 
 def without(tensors, *starts):
@@ -307,20 +317,13 @@ def test_a_file_is_converted_once_and_a_conversion_that_fails_leaves_nothing(sd1
     assert converted_folder(single_files.save_checkpoint(again, changed), cache) != folder
 
 
-@pytest.mark.parametrize(
-    ("said", "text", "expected"),
-    [
-        ("2", "", 2), ("2", '{"default_clip_skip": 1}', 1), ("2", '{"default_steps": 7}', 2),
-        ("1", "", 1), ("99", "", 1),
-        ("x", "", 1),
-    ],
-)  # fmt: skip
-def test_the_clip_skip_of_the_metadata_is_the_default(sd1, said, text, expected, tmp_path):
-    file = single_files.save_checkpoint(tmp_path / "a.safetensors", sd1.tensors, {"modelspec.encoder_layer": said})
-    if text:
-        file.with_suffix(".noria.json").write_text(text)
-    spec = open_model(str(file), EngineConfig(cache_dir=str(tmp_path)))
-    assert (spec.default_clip_skip, spec.default_steps == 7) == (expected, "steps" in text)
+def test_the_clip_skip_of_the_metadata_is_the_default(sd1, tmp_path):
+    file = single_files.save_checkpoint(tmp_path / "a.safetensors", sd1.tensors, {"modelspec.encoder_layer": "2"})
+    for text, expected in (("", 2), ('{"default_clip_skip": 1}', 1), ('{"default_steps": 7}', 2)):
+        if text:
+            file.with_suffix(".noria.json").write_text(text)
+        spec = open_model(str(file), EngineConfig(cache_dir=str(tmp_path)))
+        assert (spec.default_clip_skip, spec.default_steps == 7) == (expected, "steps" in text)
 
 
 def test_an_edit_of_noria_json_is_read_without_another_conversion(sd1, tmp_path):
@@ -342,17 +345,17 @@ def test_an_edit_of_noria_json_is_read_without_another_conversion(sd1, tmp_path)
     assert (folder / "unet").stat().st_mtime == 1
 
 
-@pytest.mark.parametrize("source", ["{}", "hf://org/name/xl-refiner.safetensors@v1"])
-def test_a_refiner_in_a_file_is_named_in_the_settings(made, source, tmp_path, monkeypatch):
+def test_a_refiner_in_a_file_is_named_in_the_settings(made, tmp_path, monkeypatch):
     file = single_files.save_checkpoint(tmp_path / "xl-refiner.safetensors", made("refiner").tensors)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, revision: str(file) if revision == "v1" else "")
-    engine = EngineConfig(
-        refiners=(f"tiny={source.format(file)}",), vae="missing.safetensors", cache_dir=str(tmp_path / "cache")
-    )
-    config = download_hub_adapters(Config(data_dir=str(tmp_path / "data"), engine=engine), {})
-    model, _, folder = config.engine.refiners[0].partition("=")
-    assert (model, pathlib.Path(folder).name) == ("tiny", "xl-refiner")
-    check_refiner(pathlib.Path(folder), FAMILIES["stable-diffusion-xl-refiner"])
+    for source in (file, "hf://org/name/xl-refiner.safetensors@v1"):
+        engine = EngineConfig(
+            refiners=(f"tiny={source}",), vae="missing.safetensors", cache_dir=str(tmp_path / "cache")
+        )
+        config = download_hub_adapters(Config(data_dir=str(tmp_path / "data"), engine=engine), {})
+        model, _, folder = config.engine.refiners[0].partition("=")
+        assert (model, pathlib.Path(folder).name) == ("tiny", "xl-refiner")
+        check_refiner(pathlib.Path(folder), FAMILIES["stable-diffusion-xl-refiner"])
 
 
 def test_clips_tokenizer_is_the_published_one(tmp_path):

@@ -6,7 +6,7 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 
 import tiny_models
 from flow_pipelines import PROMPTS, make_request
-from generating import difference, generate, load
+from generating import assert_as_alone, load
 from lora_files import save_diffusers_lora
 from noria.config import EngineConfig
 from noria.engine.diffusion.executor import DiffusionExecutor
@@ -61,10 +61,7 @@ def test_adapters_are_those_of_their_rows_in_a_call_of_several_sizes(executor, t
         make_request(k, inference_steps=2, width=width, height=height, loras=(lora,) * (k % 2))
         for k, (width, height) in enumerate(SIZES)
     ]
-    together = generate(adapted, requests)
-    for request in requests:
-        alone = generate(adapted, [request])[request.request_id, 0]
-        assert difference(together[request.request_id, 0], alone) <= 1
+    assert_as_alone(adapted, requests)
 
 
 def test_a_row_has_little_padding():

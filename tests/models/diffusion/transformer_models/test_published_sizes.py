@@ -103,6 +103,7 @@ _SANA_600M = {
     "num_attention_heads": 36, "num_layers": 28, "cross_attention_dim": 1152, "num_cross_attention_heads": 16,
     "cross_attention_head_dim": 72,
 }  # fmt: skip
+_PIXART = {"caption_channels": 4096, "use_additional_conditions": False}
 _DC_VAE = {
     "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
     "decoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
@@ -137,6 +138,7 @@ def mistral_small(num_hidden_layers):
     return MistralModel(MistralConfig(**sizes, **_OF_8_GROUPS, num_hidden_layers=num_hidden_layers))
 
 
+@functools.cache
 def t5_xxl():
     sizes = {"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
     return T5EncoderModel(T5Config(**sizes, feed_forward_proj="gated-gelu"))
@@ -194,8 +196,7 @@ def sana(**settings):
 
 
 def pixart_sigma():
-    transformer = PixArtTransformer2DModel(caption_channels=4096, use_additional_conditions=False)
-    return transformer, t5_xxl(), kl_vae(4)
+    return PixArtTransformer2DModel(**_PIXART), t5_xxl(), kl_vae(4)
 
 
 def on_meta(make, dtype=torch.bfloat16):
@@ -258,6 +259,8 @@ def test_parameters_and_memory_of_stable_diffusion_xl():
 
 
 ROWS, HEIGHT, WIDTH = 2, 76, 52  # tokens of an image of 1216 × 832 px
+ONE = {"num_layers": 1}  # the blocks of a transformer take the same inputs
+ONE_EACH = {"num_layers": 1, "num_single_layers": 1}
 empty = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
 TIMES = torch.empty(ROWS, device="meta")
 SHOWN = torch.ones(ROWS, 300, dtype=torch.bool, device="meta")
@@ -280,7 +283,7 @@ def of_flux_2(width):
     ("make", "inputs", "shape"),
     [
         (
-            lambda: UNet2DConditionModel(**XL_UNET),
+            lambda: UNet2DConditionModel(**XL_UNET | {"transformer_layers_per_block": 1}),
             {
                 "sample": empty(ROWS, 4, 104, 152),
                 "timestep": TIMES,
@@ -290,19 +293,19 @@ def of_flux_2(width):
             (ROWS, 4, 104, 152),
         ),
         (
-            lambda: FluxTransformer2DModel(guidance_embeds=True),
+            lambda: FluxTransformer2DModel(guidance_embeds=True, **ONE_EACH),
             PACKED | {"pooled_projections": empty(ROWS, 768), "guidance": TIMES},
             (ROWS, HEIGHT * WIDTH, 64),
         ),
         (
-            ChromaTransformer2DModel,
+            lambda: ChromaTransformer2DModel(**ONE_EACH),
             PACKED | {"attention_mask": empty(ROWS, 512 + HEIGHT * WIDTH)},
             (ROWS, HEIGHT * WIDTH, 64),
         ),
-        (lambda: Flux2Transformer2DModel(**_KLEIN), of_flux_2(3 * 2560), (ROWS, HEIGHT * WIDTH, 128)),
-        (Flux2Transformer2DModel, of_flux_2(3 * 5120), (ROWS, HEIGHT * WIDTH, 128)),
+        (lambda: Flux2Transformer2DModel(**_KLEIN | ONE_EACH), of_flux_2(3 * 2560), (ROWS, HEIGHT * WIDTH, 128)),
+        (lambda: Flux2Transformer2DModel(**ONE_EACH), of_flux_2(3 * 5120), (ROWS, HEIGHT * WIDTH, 128)),
         (
-            SanaTransformer2DModel,
+            lambda: SanaTransformer2DModel(**ONE),
             {
                 "hidden_states": empty(ROWS, 32, 26, 38),
                 "encoder_hidden_states": empty(ROWS, 300, 2304),
@@ -312,7 +315,7 @@ def of_flux_2(width):
             (ROWS, 32, 26, 38),
         ),
         (
-            lambda: pixart_sigma()[0],
+            lambda: PixArtTransformer2DModel(**_PIXART | ONE),
             {
                 "hidden_states": empty(ROWS, 4, 104, 152),
                 "encoder_hidden_states": empty(ROWS, 300, 4096),
@@ -333,7 +336,8 @@ def test_a_denoiser_takes_what_its_family_gives_it(make, inputs, shape):
 
 
 def test_the_transformer_of_z_image_takes_rows_of_several_sizes():
-    (transformer,), sizes = on_meta(ZImageTransformer2DModel), [(128, 128), (152, 104), (64, 64)]
+    (transformer,) = on_meta(lambda: ZImageTransformer2DModel(n_layers=1, n_refiner_layers=1))
+    sizes = [(128, 128), (152, 104), (64, 64)]
     with torch.device("meta"):
         outputs = transformer(
             [empty(16, 1, *size) for size in sizes],
@@ -345,7 +349,7 @@ def test_the_transformer_of_z_image_takes_rows_of_several_sizes():
 
 
 def test_the_transformer_of_qwen_image_takes_rows_of_several_sizes():
-    (transformer,) = on_meta(QwenImageTransformer2DModel)
+    (transformer,) = on_meta(lambda: QwenImageTransformer2DModel(**ONE))
     vae = AutoencoderKLQwenImage(base_dim=4, num_res_blocks=1)  # fits colours, for which it must have memory
     text_encoder = SimpleNamespace(model=SimpleNamespace(language_model=None))
     parts = TransformerParts(None, ((None, text_encoder),), transformer, vae, {})
@@ -384,10 +388,7 @@ _REFINER_UNET = {
 )
 def test_published_models_get_their_configurations(family, unet, texts, tmp_path):
     """By the shapes alone, in a file without numbers."""
-    classes = {
-        "text_encoder": CLIPTextModel,
-        "text_encoder_2": CLIPTextModelWithProjection,
-    }
+    classes = {"text_encoder": CLIPTextModel, "text_encoder_2": CLIPTextModelWithProjection}
     with torch.device("meta"):
         models = {"unet": UNet2DConditionModel(**unet), "vae": AutoencoderKL(**_KL_VAE)}
         configs = {part: CLIPTextConfig(**settings) for part, settings in texts.items()}

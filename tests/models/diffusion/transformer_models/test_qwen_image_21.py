@@ -45,7 +45,7 @@ def settings_of(number):
         "width": width,
         "height": height,
         "inference_steps": 2 + number % 3,
-        "guidance_scale": [8.0, 1.0][number // 4 % 2],
+        "guidance_scale": [8.0, 1.0][number // 3 % 2],
         "scheduler": ("flow-euler", "flow-unipc")[number % 2],
     }
 
@@ -72,32 +72,19 @@ def _small_references(monkeypatch):
 @pytest.mark.usefixtures("_small_references")
 def test_references_give_the_images_of_the_pipeline_beside_images_without_any(model):
     spec, executor, _ = model
-    numbers = [1, 0, 2, 3, 1, 2]  # images of each request
+    numbers = [1, 0, 2, 3]  # images of each request
     made = [
         request_with_references(spec, number, num_images, **settings_of(number))
         for number, num_images in enumerate(numbers)
     ]
     requests, frames = [request for request, _ in made], {each.request_id: frame for each, frame in made if frame}
-    together = generate(executor, requests, [0, 2, 1, 1, 0, 2], frames)
+    together = generate(executor, requests, [0, 2, 1, 0], frames)
     for number, request in enumerate(requests):
         image = together[request.request_id, 0]
         assert difference(image, pipeline_image(model, request)) <= PARITY_TOLERANCE, request
         assert difference(image, generate(executor, [request], frames=frames)[request.request_id, 0]) <= 1, request
         without = generate(executor, [request_of(number)])[request.request_id, 0]
         assert (difference(image, without) > 5) == bool(numbers[number])
-
-
-@pytest.mark.usefixtures("_small_references")
-def test_references_work_where_blocks_are_compiled(folder):
-    """Calls with references fit no code that is compiled before a model serves."""
-    spec, executor = load(folder, compile_blocks=True)
-    torch.compiler.set_stance("eager_on_recompile")
-    try:
-        request, frame = request_with_references(spec, 1, 2, **settings_of(1))
-        ours = generate(executor, [request], frames={"r1": frame})["r1", 0]
-    finally:
-        torch.compiler.set_stance("default")
-    assert difference(ours, generate(load(folder)[1], [request], frames={"r1": frame})["r1", 0]) <= 1
 
 
 def test_prompts_are_encoded_as_by_the_pipeline_and_longer_ones_are_cut(model):

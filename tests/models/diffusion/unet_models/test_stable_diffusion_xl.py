@@ -16,7 +16,7 @@ from noria.testing.requests import make_image_request
 from pipelines import open_pipeline, run_pipeline, set_scheduler
 
 # They stand for one call and two a step, with noise and with a history; `sampling/test_parity.py` has all.
-KINDS = ("euler", "pndm", "heun", "kdpm2-a", "dpm++2m-sde", "unipc")
+KINDS = ("euler", "dpm++2m-sde", "euler-a", "kdpm2-a", "unipc", "heun", "pndm", "dpm++2m-karras")
 PROMPTS = ["a red circle", "a blue square above a green star", "a large ring at the top left"]
 
 
@@ -37,7 +37,7 @@ def make_request(spec, number, **fields):
         "seed": 2000 + number,
         "width": spec.default_width_px,
         "height": spec.default_height_px,
-        "inference_steps": 6,
+        "inference_steps": 3,
         "guidance_scale": 4.0,
     }
     return make_image_request(f"r{number}", **settings | fields)
@@ -54,33 +54,25 @@ def assert_like_the_pipeline(executor, pipe, request, **options):
     assert difference(ours, generate_with_pipeline(pipe, request, **options)) <= PARITY_TOLERANCE, request
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_each_kind_of_scheduler_gives_the_image_of_the_pipeline(xl, pipeline, name):
-    spec, executor = xl
-    for number, (steps, guidance) in enumerate([(4, 1.0), (12, 5.0)]):
-        request = make_request(spec, number, scheduler=name, inference_steps=steps, guidance_scale=guidance)
-        assert_like_the_pipeline(executor, pipeline, request)
-
-
 def test_late_joiners_of_a_mixed_batch_give_the_images_of_the_pipeline(xl, pipeline):
     spec, executor = xl
-    names = ["euler", "dpm++2m-karras", "euler-a", "ddim", "unipc", "heun", "pndm", "lcm"]
     requests = [
         make_request(
             spec,
             k,
-            scheduler=names[k],
-            inference_steps=3 + k,
+            scheduler=name,
+            inference_steps=3 + k % 4,
             guidance_scale=[1.0, 3.5, 7.0][k % 3],
             width=[32, 48][k // 4],
         )
-        for k in range(8)
+        for k, name in enumerate(KINDS)
     ]
-    together = generate(executor, requests, arrivals=[(5 * k) % 7 for k in range(8)])
+    together = generate(executor, requests, arrivals=[(5 * k) % 3 for k in range(8)])
     for request in requests:
         image = together[request.request_id, 0]
         assert difference(image, generate_with_pipeline(pipeline, request)) <= PARITY_TOLERANCE, request
-        assert difference(image, generate(executor, [request])[request.request_id, 0]) <= 1, request
+    for request in requests[2:5]:
+        assert difference(together[request.request_id, 0], generate(executor, [request])[request.request_id, 0]) <= 1
 
 
 def test_rows_of_a_call_equal_the_rows_alone(xl):
@@ -129,7 +121,7 @@ def test_the_schedulers_own_settings_are_the_folders(tmp_path, scheduler, name):
     spec, executor = load(folder)
     assert spec.default_scheduler == name or "steps_offset" in scheduler
     pipe = open_pipeline(StableDiffusionXLPipeline, folder)
-    for steps, guidance in ((1, 0.0), (4, 1.0), (5, 3.0)):
+    for steps, guidance in ((1, 0.0), (3, 3.0)):
         request = make_request(spec, 1, scheduler=name, inference_steps=steps, guidance_scale=guidance)
         assert_like_the_pipeline(executor, pipe, request)
 
@@ -144,21 +136,14 @@ def test_an_lcm_takes_the_guidance_scale_itself_in_one_row(tmp_path, monkeypatch
         executor.model, "predict", lambda latents, *rest: rows.append(len(latents)) or real(latents, *rest)
     )
     pipe = open_pipeline(StableDiffusionXLPipeline, folder)
-    requests = [make_request(spec, k, scheduler="lcm", guidance_scale=1.0 + 7 * k, inference_steps=3) for k in range(3)]
+    requests = [make_request(spec, k, scheduler="lcm", guidance_scale=1.0 + 7 * k) for k in range(3)]
     images = generate(executor, requests)
     assert rows == [3, 3, 3]
     for request in requests:
         theirs = generate_with_pipeline(pipe, request)
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE
-    assert (
-        difference(
-            images["r0", 0],
-            generate(executor, [make_request(spec, 0, scheduler="lcm", guidance_scale=9.0, inference_steps=3)])[
-                "r0", 0
-            ],
-        )
-        > 1
-    )
+    stronger = generate(executor, [make_request(spec, 0, scheduler="lcm", guidance_scale=9.0)])
+    assert difference(images["r0", 0], stronger["r0", 0]) > 1
 
 
 def test_warming_up_fills_each_bucket_of_a_model_with_one_row_an_image(tmp_path, monkeypatch):
@@ -180,7 +165,7 @@ def test_a_stable_diffusion_with_embedded_guidance_gives_the_image_of_its_pipeli
     spec, executor = load(folder)
     pipe = open_pipeline(StableDiffusionPipeline, folder, safety_checker=None)
     for guidance in (1.0, 8.0):
-        request = make_request(spec, 1, scheduler="lcm", inference_steps=4, guidance_scale=guidance)
+        request = make_request(spec, 1, scheduler="lcm", guidance_scale=guidance)
         assert_like_the_pipeline(executor, pipe, request)
 
 
@@ -202,12 +187,7 @@ def test_tiles_are_decoded_as_by_the_pipeline(tmp_path):
     spec, executor = load(folder, vae_tiling=True)
     pipe = open_pipeline(StableDiffusionXLPipeline, folder)
     pipe.vae.enable_tiling()
-    request = make_request(spec, 1)
-    assert_like_the_pipeline(executor, pipe, request)
-    latents = torch.randn(1, *executor.model.latent_shape(64, 64), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        tiled, whole = (load(folder, vae_tiling=tiling)[1].model.decode(latents) for tiling in (True, False))
-    assert not torch.equal(tiled, whole)
+    assert_like_the_pipeline(executor, pipe, make_request(spec, 1, inference_steps=1))
 
 
 def test_by_default_only_large_images_are_decoded_in_tiles_and_many_one_by_one(tmp_path, monkeypatch):
@@ -221,7 +201,8 @@ def test_by_default_only_large_images_are_decoded_in_tiles_and_many_one_by_one(t
     with torch.inference_mode():
         assert torch.equal(chosen.decode(small), whole.decode(small))
         assert num_decoded == [2]
-        assert torch.equal(chosen.decode(large), tiled.decode(large))
+        assert torch.equal(found := chosen.decode(large), tiled.decode(large))
+        assert not torch.equal(found, whole.decode(large))
         assert set(num_decoded[1:]) == {1}
         pixels = torch.zeros(2, 64, 64, 3)
         torch.testing.assert_close(chosen.encode(pixels).mean_BCHW, tiled.encode(pixels).mean_BCHW)

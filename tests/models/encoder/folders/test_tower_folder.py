@@ -56,12 +56,7 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             {"model_input_names": ["input_ids", "attention_mask"]},
             "model_input_names is ['input_ids', 'attention_mask']; the texts of SigLIP",
         ),
-        (
-            "SiglipModel",
-            "sentence_bert_config",
-            {"transformer_task": "fill-mask"},
-            "supported of siglip_text_model is",
-        ),
+        ("SiglipModel", "sentence_bert_config", {"transformer_task": "fill-mask"}, "supported of siglip_text_model is"),
         (
             "SiglipModel",
             "sentence_bert_config",
@@ -87,12 +82,7 @@ PROCESSOR = {"image_processor_type": "CLIPImageProcessor", "size": 36, "crop_siz
 @pytest.mark.parametrize(
     ("name", "processor", "vision", "words"),
     [
-        (
-            "CLIPModel",
-            {"image_processor_type": "ViTImageProcessor"},
-            {},
-            "_type is 'ViTImageProcessor'; ",
-        ),
+        ("CLIPModel", {"image_processor_type": "ViTImageProcessor"}, {}, "_type is 'ViTImageProcessor'; "),
         ("CLIPModel", {"image_processor_type": 5}, {}, "image_processor_type is 5; "),
         ("CLIPModel", {"do_resize": False}, {}, "do_resize is false; images are supported that CLIPImageProcessor or "),
         ("CLIPModel", {"do_pad": True}, {}, "do_pad is true; images are supported that CLIPImageProcessor or "),
@@ -100,18 +90,8 @@ PROCESSOR = {"image_processor_type": "CLIPImageProcessor", "size": 36, "crop_siz
         ("CLIPModel", {"size": {"height": 36}}, {}, "size is {'height': 36}; supported are a number, height and width"),
         ("CLIPModel", {"size": 10**9}, {}, "size is 1000000000; "),
         ("CLIPModel", {"crop_size": 24}, {}, "of which 24 × 24 are seen, but the tower sees 32 × 32"),
-        (
-            "CLIPModel",
-            {"size": 24},
-            {},
-            "images become 24 at the shorter side, of which 32 × 32 are seen",
-        ),
-        (
-            "CLIPModel",
-            {"do_center_crop": False},
-            {},
-            "images become 36 at the shorter side, but the tower sees 32",
-        ),
+        ("CLIPModel", {"size": 24}, {}, "images become 24 at the shorter side, of which 32 × 32 are seen"),
+        ("CLIPModel", {"do_center_crop": False}, {}, "images become 36 at the shorter side, but the tower sees 32"),
         ("CLIPModel", {"resample": 6}, {}, "resample is 6; "),
         ("CLIPModel", {"image_std": [0, 1, 1]}, {}, "image_std[0] is 0"),
         ("CLIPModel", {"image_mean": [0.5]}, {}, "image_mean is [0.5]"),
