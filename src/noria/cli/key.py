@@ -72,8 +72,8 @@ def _audit(name: str, scopes: str) -> None:
     """Write a line as the server's into the machine's log, if it has one; stderr would have it beside the key."""
     import syslog
 
-    from noria.observe.logs.log_record import as_json
-    from noria.observe.logs.setup import LineHandler, fields, logging_to
+    from noria.observe.logs.log_record import as_json, fields
+    from noria.observe.logs.setup import LineHandler, logging_to
 
     def put(line: "Line") -> None:
         syslog.syslog(syslog.LOG_AUTHPRIV | syslog.LOG_NOTICE, as_json(line).decode())
