@@ -195,7 +195,7 @@ class GenerationRoutes:
             Operation(
                 method="POST",
                 path="/v1/images/generations",
-                handler=self.generations,
+                handler=self._generations,
                 group="Generate",
                 scopes=("generate",),
                 summary="Generate images with OpenAI's API",
@@ -209,8 +209,7 @@ class GenerationRoutes:
             )
         ]
 
-    async def generations(self, http: Request) -> Response:
-        """Generate images; returns them in base64, or as a stream of events."""
+    async def _generations(self, http: Request) -> Response:
         service, load_files, problems = self._generation_service, None, Problems()
         with contextlib.ExitStack() as slots:
             raw = await self._body_reader.receive(http, slots, JSON, FORM)

@@ -120,7 +120,7 @@ class ImageMetadataRoute:
             Operation(
                 method="POST",
                 path="/v1/images/metadata",
-                handler=self.metadata,
+                handler=self._metadata,
                 group="Generate",
                 scopes=("generate",),
                 summary="Read an image file's settings",
@@ -133,8 +133,7 @@ class ImageMetadataRoute:
             )
         ]
 
-    async def metadata(self, http: Request) -> Response:
-        """Return the settings in the body, an image file."""
+    async def _metadata(self, http: Request) -> Response:
         context = http.state.context
         self._generation_service.resolve_model(None, context)  # raises while no model is known: its bounds are needed
         response = await self._uploads.read(
