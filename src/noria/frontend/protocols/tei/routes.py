@@ -38,8 +38,16 @@ from noria.frontend.protocols.tei.bodies import (
 )
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult
-from noria.frontend.services.texts.ranking import RANKING_TASKS, ranking_inputs, ranking_logits
-from noria.frontend.services.texts.scores import Entity, entities, predictions, ranks, similarities
+from noria.frontend.services.texts.scores import (
+    RANKING_TASKS,
+    Entity,
+    entities,
+    predictions,
+    ranking_inputs,
+    ranking_logits,
+    ranks,
+    similarities,
+)
 from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.models.encoder.tokenizers.tokens import TextInput, Tokenizer
 from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask
