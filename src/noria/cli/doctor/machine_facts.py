@@ -110,7 +110,7 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     config, adapter_errors = _check_adapters(config, known)
     on_demand, not_on_demand = _list_checkpoints(config)
     memory_bytes = _available_bytes()
-    estimates: "_Estimates" = (None, (), (), ())
+    estimates: _Estimates = (None, (), (), ())
     quantization = quantization_error = calls = ""
     costs: CostModel | None = None
     if torch_error is None and isinstance(model, DiffusionModelSpec):
