@@ -243,7 +243,7 @@ class TeiRoutes:
         """Return the labels of each text or pair, the best first."""
         body = apply_headers(body, http.headers)
         inputs, is_batch = split_predict_inputs(body.inputs)
-        result = await self._encode(http, as_settings(body, inputs), tasks)
+        result = await self._encode(http, as_settings(body, inputs=inputs), tasks)
         labels, activation, top_k = result.spec.labels, _activation(body, result.spec), None
         if body.parameters is not None:
             is_batch, top_k = True, body.parameters.top_k  # huggingface_hub's client reads a batch
@@ -260,8 +260,8 @@ class TeiRoutes:
             return await rank_documents(http, decode(raw, RerankDocumentsBody), self._encoding_service, "1")
         body = apply_headers(decode(raw, RerankRequestBody), http.headers)
         spec = self._encoding_service.find_model(body.model, http.state.context, RANKING_TASKS)
-        settings = as_settings(body, instruction=body.instruction)
-        settings = msgspec.structs.replace(settings, **ranking_inputs(spec, body.query, body.texts))
+        inputs = ranking_inputs(spec, body.query, body.texts)
+        settings = as_settings(body, instruction=body.instruction, **inputs)
         result = await self._encode(http, settings, RANKING_TASKS)
         activation: Activation = "identity" if body.raw_scores else result.spec.activation
         texts = body.texts if body.return_text else None
@@ -287,7 +287,7 @@ class TeiRoutes:
     async def _classify_tokens(self, http: Request, body: TokenClassificationRequestBody) -> Response:
         body = apply_headers(body, http.headers)
         inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        result = await self._encode(http, as_settings(body, inputs), ("token_classification",))
+        result = await self._encode(http, as_settings(body, inputs=inputs), ("token_classification",))
         parameters = body.parameters or TokenClassificationParameters()
 
         def encode() -> bytes:
@@ -312,10 +312,8 @@ def _model_type(spec: EncoderModelSpec) -> ModelType:
     match spec.task:
         case "embedding":
             return ModelType(embedding=EmbeddingModel(",".join(spec.pooling)))
-        case "sparse_embedding":
-            return ModelType(embedding=EmbeddingModel("splade"))
-        case "token_embedding":
-            return ModelType(embedding=EmbeddingModel("none"))
+        case "sparse_embedding" | "token_embedding":
+            return ModelType(embedding=EmbeddingModel("splade" if spec.task == "sparse_embedding" else "none"))
         case "classification":
             return ModelType(classifier=labelled)
         case "reranking":
