@@ -119,15 +119,13 @@ def run_webhook_secret(arguments: argparse.Namespace) -> int:
 def _describe(key: "ApiKey") -> str:
     from noria.frontend.access.api_keys import format_scopes
 
-    parts = [format_scopes(key.scopes)]
-    if key.max_images_in_flight is not None:
-        parts.append(f"{key.max_images_in_flight} images in flight")
-    if key.images_per_minute is not None:
-        parts.append(f"{key.images_per_minute} images a minute")
-    if key.max_texts_in_flight is not None:
-        parts.append(f"{key.max_texts_in_flight} texts in flight")
-    if key.texts_per_minute is not None:
-        parts.append(f"{key.texts_per_minute} texts a minute")
+    limits = {
+        "images in flight": key.max_images_in_flight,
+        "images a minute": key.images_per_minute,
+        "texts in flight": key.max_texts_in_flight,
+        "texts a minute": key.texts_per_minute,
+    }
+    parts = [format_scopes(key.scopes), *(f"{limit} {what}" for what, limit in limits.items() if limit is not None)]
     if key.weight != 1.0:
         parts.append(f"weight {key.weight:g}")
     if key.priority != "high":
