@@ -156,8 +156,6 @@ class ServerRoutes:
 
 @dataclass(frozen=True)
 class _ApiDocs:
-    """The documentation of the routes, as JSON and as a page."""
-
     document: bytes
     page: DocsPage
 

@@ -72,8 +72,6 @@ class _Route(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call, as its method sees it."""
-
     request: Any  # the message
     scope: dict[str, Any]  # as ASGI's
     metadata: dict[str, str]

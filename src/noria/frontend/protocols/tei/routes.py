@@ -304,7 +304,6 @@ class TeiRoutes:
 
 
 def _model_type(spec: EncoderModelSpec) -> ModelType:
-    """Return text-embeddings-inference's description of a model."""
     labelled = LabelledModel(
         {str(index): label for index, label in enumerate(spec.labels)},
         {label: index for index, label in enumerate(spec.labels)},
@@ -333,7 +332,6 @@ def _activation(body: PredictRequestBody, spec: EncoderModelSpec) -> Activation:
 def _entities_of_each(
     result: EncodingResult, inputs: Sequence[str], parameters: TokenClassificationParameters
 ) -> Iterator[list[Entity]]:
-    """Yield the entities of each text."""
     ignored = ("O",) if parameters.ignore_labels is None else parameters.ignore_labels
     aggregation = parameters.aggregation_strategy or "simple"
     rows = iter(result.rows)
@@ -343,7 +341,6 @@ def _entities_of_each(
 
 
 def _tokens_body(tokenizer: Tokenizer, inputs: Sequence[TextInput], *, add_special_tokens: bool) -> bytes:
-    """Return the tokens of each text as JSON."""
     return _list_body(
         msgspec.json.encode([
             Token(span.token_id, span.text, True, None, None)

@@ -138,8 +138,6 @@ def entities(
 
 @dataclass(slots=True)
 class _Group:
-    """Tokens of one entity."""
-
     label: str  # label of the first token
     tag: str  # the label without "B-" or "I-"
     scores: list[float]
