@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from noria.frontend.http.foreign_routes import HINTS
+from noria.frontend.http.errors import HINTS
 from waiting import wait_until
 
 

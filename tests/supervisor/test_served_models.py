@@ -2,6 +2,7 @@
 
 import shutil
 
+import msgspec
 import pytest
 
 from noria.config import Config, EndpointConfig, EngineConfig
@@ -19,6 +20,21 @@ def test_two_models_with_one_name_are_rejected(tmp_path, bundled_folder):
         open_models(config)
     (tmp_path / "copy" / "noria.json").write_text('{"name": "other"}')
     assert [spec.name for spec in open_models(config)] == ["noria-shapes", "other"]
+
+
+@pytest.mark.parametrize("setting", ["loras", "embeddings", "safety_classifiers"])
+def test_what_is_for_one_model_needs_this_model(setting, tmp_path, bundled_folder):
+    config = Config(model=str(bundled_folder), engine=EngineConfig(**{setting: (f"shapes={tmp_path}",)}))
+    message = rf"engine\.{setting}: '{tmp_path}' is for shapes, but the image models .* are: noria-shapes\. Name one of"
+    with pytest.raises(ConfigError, match=message):
+        open_models(config)
+    checkpoints = msgspec.structs.replace(config.engine, checkpoints=str(tmp_path))  # which may have one of the name
+    assert open_models(msgspec.structs.replace(config, engine=checkpoints))
+
+
+def test_loras_may_be_for_a_served_model_or_for_all_and_the_bundled_ones_need_no_model(tmp_path, tiny_folder):
+    loras = ("bundled", str(tmp_path), f"{tiny_folder.name}={tmp_path}")
+    assert open_models(Config(model=str(tiny_folder), engine=EngineConfig(loras=loras)))
 
 
 def test_a_vae_needs_a_model_in_a_single_file():

@@ -72,8 +72,8 @@ def _audit(name: str, scopes: str) -> None:
     """Write a line as the server's into the machine's log, if it has one; stderr would have it beside the key."""
     import syslog
 
-    from noria.observe.logs.log_record import as_json
-    from noria.observe.logs.setup import LineHandler, fields, logging_to
+    from noria.observe.logs.log_record import as_json, fields
+    from noria.observe.logs.setup import LineHandler, logging_to
 
     def put(line: "Line") -> None:
         syslog.syslog(syslog.LOG_AUTHPRIV | syslog.LOG_NOTICE, as_json(line).decode())
@@ -119,15 +119,13 @@ def run_webhook_secret(arguments: argparse.Namespace) -> int:
 def _describe(key: "ApiKey") -> str:
     from noria.frontend.access.api_keys import format_scopes
 
-    parts = [format_scopes(key.scopes)]
-    if key.max_images_in_flight is not None:
-        parts.append(f"{key.max_images_in_flight} images in flight")
-    if key.images_per_minute is not None:
-        parts.append(f"{key.images_per_minute} images a minute")
-    if key.max_texts_in_flight is not None:
-        parts.append(f"{key.max_texts_in_flight} texts in flight")
-    if key.texts_per_minute is not None:
-        parts.append(f"{key.texts_per_minute} texts a minute")
+    limits = {
+        "images in flight": key.max_images_in_flight,
+        "images a minute": key.images_per_minute,
+        "texts in flight": key.max_texts_in_flight,
+        "texts a minute": key.texts_per_minute,
+    }
+    parts = [format_scopes(key.scopes), *(f"{limit} {what}" for what, limit in limits.items() if limit is not None)]
     if key.weight != 1.0:
         parts.append(f"weight {key.weight:g}")
     if key.priority != "high":

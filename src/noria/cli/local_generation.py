@@ -16,8 +16,8 @@ from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, GenerationFailed, ImageFileError, InvalidField, short_repr
 from noria.frontend.engines.attempt import raw_image
 from noria.frontend.engines.results import RawImage
+from noria.frontend.services.images.generation_types import divide, refusal
 from noria.frontend.services.images.image_writer import write_images
-from noria.frontend.services.images.refusals import divide, refusal
 from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata
@@ -175,28 +175,21 @@ def generate_files(
 
 def _check_images(source: SourceImage, images: RequestImageFacts) -> None:
     """Raise InvalidField if an image that `source` was made from is missing."""
-    metadata = source.metadata
+    metadata, missing = source.metadata, None
     if metadata.controls and not images.controls:
         named = ", ".join(f"{each.name}:{each.scale:g} (image {each.image_digest}…)" for each in metadata.controls)
-        raise InvalidField(
-            f"{short_repr(str(source.file))} was made with ControlNets: {named}. Name their images with --control."
-        )
-    if (adapter := metadata.ip_adapter) is not None and images.ip_adapter is None:
-        raise InvalidField(
-            f"{short_repr(str(source.file))} was made with the IP-Adapter {adapter.name}:{adapter.scale:g} (image "
-            f"{adapter.image_digest}…). Name its image with --ip-adapter."
-        )
-    if metadata.reference_images and not images.references:
+        missing = f"with ControlNets: {named}. Name their images with --control."
+    elif (adapter := metadata.ip_adapter) is not None and images.ip_adapter is None:
+        named = f"{adapter.name}:{adapter.scale:g} (image {adapter.image_digest}…)"
+        missing = f"with the IP-Adapter {named}. Name its image with --ip-adapter."
+    elif metadata.reference_images and not images.references:
         digests = ", ".join(f"SHA-256 {each.digest}…" for each in metadata.reference_images)
-        raise InvalidField(
-            f"{short_repr(str(source.file))} was made from reference images ({digests}). Name their files with "
-            "--reference."
-        )
-    if metadata.strength is not None and images.start is None:
+        missing = f"from reference images ({digests}). Name their files with --reference."
+    elif metadata.strength is not None and images.start is None:
         digest = "" if metadata.image_digest is None else f" (SHA-256 {metadata.image_digest}…)"
-        raise InvalidField(
-            f"{short_repr(str(source.file))} was made from a start image{digest}. Name its file with --image."
-        )
+        missing = f"from a start image{digest}. Name its file with --image."
+    if missing is not None:
+        raise InvalidField(f"{short_repr(str(source.file))} was made {missing}")
 
 
 def _differences(source: SourceImage, spec: DiffusionModelSpec, images: RequestImageFacts) -> list[str]:

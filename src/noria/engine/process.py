@@ -25,7 +25,8 @@ from noria.engine.receiver import RequestReceiver
 from noria.engine.resources.priority import add_niceness
 from noria.engine.runtime import BatchRuntime, load_runtime
 from noria.errors import SetupError
-from noria.observe.logs.setup import fields, logging_here
+from noria.observe.logs.log_record import fields
+from noria.observe.logs.setup import logging_here
 from noria.observe.metrics import declarations
 from noria.observe.metrics.engine_series import init_engine_series
 from noria.observe.traces.setup import open_tracer

@@ -6,6 +6,7 @@
     │   │                                     (EmptyInput, UntokenizableText, WrongTask: some protocols tell them apart)
     │   │   ├── LoraNotFound             404
     │   │   ├── ControlNetNotFound       404
+    │   │   ├── IpAdapterNotFound        404
     │   │   └── RefinerNotFound          404
     │   ├── InvalidBody                  400  not JSON, or not of the documented shape
     │   ├── Unauthorized                 401  no API key, or an unknown one
@@ -120,6 +121,10 @@ class LoraNotFound(InvalidField, code="lora_not_found", http_status=404):
 
 class ControlNetNotFound(InvalidField, code="controlnet_not_found", http_status=404):
     """The model has no ControlNet of this name."""
+
+
+class IpAdapterNotFound(InvalidField, code="ip_adapter_not_found", http_status=404):
+    """The model has no IP-Adapter of this name."""
 
 
 class RefinerNotFound(InvalidField, code="refiner_not_found", http_status=404):

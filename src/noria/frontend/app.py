@@ -43,11 +43,9 @@ from noria.frontend.protocols.tei.operations import tei_operations
 from noria.frontend.protocols.tei.routes import TeiRoutes
 from noria.frontend.registry.connection import RegistryConnection
 from noria.frontend.registry.deployment_routes import DeploymentRoutes
-from noria.frontend.registry.lineage import LineageService
-from noria.frontend.registry.lineage_routes import LineageRoutes
+from noria.frontend.registry.lineage_routes import LineageRoutes, LineageService
 from noria.frontend.registry.served_versions import ServedVersionsService
-from noria.frontend.registry.statistics_routes import StatisticsRoutes
-from noria.frontend.registry.statistics_service import ReadSnapshot, StatisticsFile, StatisticsService
+from noria.frontend.registry.statistics_routes import ReadSnapshot, StatisticsFile, StatisticsRoutes
 from noria.frontend.registry.version_adding import VersionAdder
 from noria.frontend.registry.version_routes import RegistryRoutes
 from noria.frontend.routing import ErrorResponder, route_by_path, routes_of, untraced
@@ -165,9 +163,7 @@ def build_app(
         *live.operations,
         *DeploymentRoutes(registry, body_reader).operations,
         *RegistryRoutes(registry, adding, ServedVersionsService(submission, config), uploads, body_reader).operations,
-        *StatisticsRoutes(
-            StatisticsService(read_statistics or StatisticsFile(statistics_file(config)).read)
-        ).operations,
+        *StatisticsRoutes(read_statistics or StatisticsFile(statistics_file(config)).read).operations,
         *LineageRoutes(lineage, body_reader).operations,
         *a1111_operations(A1111Routes(generation_service, body_reader)),
         *open_inference_operations(OpenInferenceRoutes(open_inference, body_reader)),
@@ -183,7 +179,7 @@ def build_app(
             try:
                 async with (
                     _background_work(rejection_log, endpoints, statistics, clients, config.frontend.api_keys_file),
-                    grpc_server,
+                    grpc_server or contextlib.nullcontext(),
                     contextlib.aclosing(adding),
                     contextlib.aclosing(submission.shadows),
                 ):
@@ -213,20 +209,20 @@ def build_app(
     return app
 
 
-def _drain(jobs: RunningJobs, live: LiveRoutes, grpc_server: "GrpcServer | _NoGrpcServer") -> None:
+def _drain(jobs: RunningJobs, live: LiveRoutes, grpc_server: "GrpcServer | None") -> None:
     """Begin no more work, and end what has no end."""
     jobs.drain()
     live.drain()
-    grpc_server.drain()
+    if grpc_server is not None:
+        grpc_server.drain()
 
 
-async def _retire(
-    jobs: RunningJobs, live: LiveRoutes, grpc_server: "GrpcServer | _NoGrpcServer", limit_s: float
-) -> None:
+async def _retire(jobs: RunningJobs, live: LiveRoutes, grpc_server: "GrpcServer | None", limit_s: float) -> None:
     """Drain as `_drain` does, and wait for the end of what was begun; cancel gRPC calls after `limit_s` seconds."""
     jobs.drain()
     live.drain()
-    await asyncio.gather(jobs.service.wait_until_idle(), grpc_server.retire(limit_s))
+    calls = [] if grpc_server is None else [grpc_server.retire(limit_s)]
+    await asyncio.gather(jobs.service.wait_until_idle(), *calls)
 
 
 @contextlib.asynccontextmanager
@@ -248,26 +244,16 @@ async def _background_work(
             task.cancel()
 
 
-class _NoGrpcServer(contextlib.nullcontext[None]):
-    """In place of a `GrpcServer`, if there is none."""
-
-    def drain(self) -> None:
-        """Do nothing."""
-
-    async def retire(self, limit_s: float) -> None:
-        """Do nothing."""
-
-
 def _grpc_server(
     open_inference: OpenInferenceService,
     clients: ClientDirectory,
     rejection_log: RejectionLog,
     config: FrontendConfig,
     tracer: Tracer,
-) -> "GrpcServer | _NoGrpcServer":
-    """Return the gRPC server; front ends without one never import the library."""
+) -> "GrpcServer | None":
+    """Return the gRPC server, if there is one; front ends without one never import the library."""
     if not config.grpc_port:
-        return _NoGrpcServer()
+        return None
     from noria.frontend.protocols.open_inference.grpc_server import GrpcServer
 
     return GrpcServer(open_inference, clients, rejection_log, config, tracer)

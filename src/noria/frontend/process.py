@@ -36,7 +36,8 @@ from noria.frontend.server.connection_admission import ConnectionAdmission
 from noria.frontend.server.tls import Certificate, TlsServer
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.jobs.service import open_job_service
-from noria.observe.logs.setup import fields, gathering_lines, logging_here
+from noria.observe.logs.log_record import fields
+from noria.observe.logs.setup import gathering_lines, logging_here
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.engine_series import init_engine_series
 from noria.observe.traces.setup import open_tracer

@@ -23,7 +23,8 @@ from noria.errors import ConfigError, SetupError
 from noria.folders import data_folder
 from noria.jobs.database.schema import open_jobs_database
 from noria.models.checkpoint_folder import checkpoint_files
-from noria.observe.logs.setup import fields, logging_here
+from noria.observe.logs.log_record import fields
+from noria.observe.logs.setup import logging_here
 from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
 from noria.protocol.routes import Routes
 from noria.protocol.supervisor_link import follow_supervisor

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 from prometheus_client import multiprocess
 
-from noria.observe.logs.setup import child_log_environment, fields
+from noria.observe.logs.log_record import fields
+from noria.observe.logs.setup import child_log_environment
 from noria.observe.metrics.dead_processes import merge_dead_processes
 from noria.protocol.process_signals import blocking_signals
 from noria.supervisor.child_process import Child, ChildKind

@@ -20,7 +20,7 @@ from noria.config import FrontendConfig
 from noria.errors import ConfigError, UnavailableNow, short_repr
 from noria.extras import check_installed
 from noria.frontend.server.tls import open_key_warning
-from noria.observe.logs.setup import fields
+from noria.observe.logs.log_record import fields
 
 _BACKLOG = 2048
 _MAX_UDS_BYTES = 107  # the kernel's, less a zero at the end

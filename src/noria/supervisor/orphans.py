@@ -2,8 +2,11 @@
 
 import contextlib
 import os
-import pathlib
 from collections.abc import Collection
+
+import psutil
+
+from noria.observe.metrics.process_metrics import child_processes
 
 
 class OrphanReaper:
@@ -14,21 +17,14 @@ class OrphanReaper:
 
     def reap(self, own: Collection[int | None]) -> None:
         """Reap those that had ended at the last call, too, except `own` and children that have just been started."""
-        ended = {pid for pid in _children() if pid not in own and _is_zombie(pid)}
+        ended = {child.pid for child in child_processes(psutil.Process()) if child.pid not in own and _is_zombie(child)}
         for pid in ended & self._ended:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         self._ended = ended
 
 
-def _children() -> list[int]:
-    with contextlib.suppress(OSError):  # a thread has just ended, or the kernel has no such file
-        files = pathlib.Path("/proc/self/task").glob("*/children")
-        return [int(pid) for file in files for pid in file.read_text().split()]
-    return []
-
-
-def _is_zombie(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return pathlib.Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # another call has reaped it
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
     return False

@@ -8,12 +8,7 @@ import msgspec
 
 from noria.config import Config, EngineConfig
 from noria.errors import ConfigError
-from noria.models.adapters.controlnet_folders import ControlNetFolders
-from noria.models.adapters.embedding_folders import EmbeddingFolders
-from noria.models.adapters.ip_adapter_files import IpAdapterFiles
-from noria.models.adapters.lora_folders import LoraFolders
-from noria.models.adapters.refiner_folders import RefinerFolders
-from noria.models.adapters.safety_folders import SafetyFolders
+from noria.models.adapters.adapter_folders import BESIDE_MODELS
 from noria.models.adapters.upscaler_folders import UpscalerFolders
 from noria.models.catalog import open_model
 from noria.models.checkpoint_folder import checkpoint_files, list_checkpoints
@@ -35,15 +30,16 @@ def open_models(config: Config) -> list[AnyModelSpec]:
     """Return the specs of all models to serve, the default model first.
 
     Raises:
-        ConfigError: two models have the same name, a folder of LoRAs or upscalers does not exist, a ControlNet, an
-            IP-Adapter, a refiner or a safety classifier is for no model, or a VAE or parts are given and no single
-            file.
+        ConfigError: two models have the same name, a folder of LoRAs, embeddings or upscalers does not exist, one of
+            LoRAs or embeddings is for a model that is not served, a ControlNet, an IP-Adapter, a refiner or a safety
+            classifier is for no model, or a VAE or parts are given and no single file.
         MissingExtra: the package that reads upscalers is not installed.
         ModelError: a model or one of these cannot be served.
     """
-    LoraFolders.of(config.engine).check_folders()
-    EmbeddingFolders.of(config.engine).check_folders()
     UpscalerFolders.of(config.engine).check_folders()
+    beside_models = [kind.of(config.engine) for kind in BESIDE_MODELS]
+    for entries in beside_models:  # first, since models take long to open
+        entries.check_folders()
     sources = (config.model, *config.additional_models)
     for setting, what in (("vae", "its VAE"), ("parts", "all parts")):
         value = getattr(config.engine, setting)
@@ -62,15 +58,10 @@ def open_models(config: Config) -> list[AnyModelSpec]:
                 'Rename one: {"name": …} in its noria.json.'
             )
         models[model_spec.name] = model_spec
-    controlnets, refiners = ControlNetFolders.of(config.engine), RefinerFolders.of(config.engine)
-    adapters = IpAdapterFiles.of(config.engine)
-    classifiers, specs = SafetyFolders.of(config.engine), list(models.values())
-    if config.engine.checkpoints:  # they may be for one of these, which are not known yet
-        for folders in (controlnets, adapters, refiners, classifiers):
-            folders.check_folders()
-    else:
-        for check in (controlnets.check, adapters.check, refiners.check, classifiers.check):
-            check(specs)
+    specs = list(models.values())
+    if not config.engine.checkpoints:  # entries may be for one of these, which are not known yet
+        for entries in beside_models:
+            entries.check(specs)
     return specs
 
 

@@ -29,7 +29,7 @@ from noria.jobs.results import reject_password
 from noria.jobs.webhooks.signing import secret_file
 from noria.models.adapters.hub_adapters import download_hub_adapters
 from noria.observe.cgroup import cpu_limit, usable_cores
-from noria.observe.logs.setup import fields
+from noria.observe.logs.log_record import fields
 from noria.observe.metrics.mmap_writer import BYTES_PER_PROCESS, has_space
 from noria.observe.traces.setup import check_traces
 from noria.protocol.kinds import AnyModelSpec

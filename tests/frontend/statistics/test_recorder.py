@@ -13,8 +13,7 @@ from noria.canary.windows import WINDOW_S
 from noria.config import Config, StatisticsConfig, VariableConfig
 from noria.errors import ConfigError
 from noria.frontend.engines.versions.version_choice import RequestVersions, VersionChooser
-from noria.frontend.statistics.families import declare_family
-from noria.frontend.statistics.recorder import StatisticsRecorder
+from noria.frontend.statistics.recorder import StatisticsRecorder, declare_family
 from noria.observe.metrics.exposition import exposition
 from noria.protocol.routes import Route, Routes, Target
 from noria.statistics.distributions import MAX_CATEGORIES, CategoryCounts, Histogram

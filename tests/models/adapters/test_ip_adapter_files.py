@@ -9,7 +9,7 @@ import pytest
 
 from ip_adapter_files import FLUX_LAYER, save_encoder, save_ip_adapter, save_unet
 from noria.config import EngineConfig
-from noria.errors import ConfigError, InvalidField, ModelError
+from noria.errors import ConfigError, IpAdapterNotFound, ModelError
 from noria.models.adapters.ip_adapter_files import IpAdapterFiles, inspect, misfit
 from noria.protocol.diffusion import DiffusionModelSpec, IpAdapter
 from noria.testing.fake_encoder import FAKE_ENCODER
@@ -53,9 +53,9 @@ def test_each_model_has_those_that_it_fits(
     assert files.complete(IpAdapter("plus", 0.5, image_digest="abc"), small) == IpAdapter(
         "plus", 0.5, plus.digest, "abc", 32
     )
-    with pytest.raises(InvalidField, match="ip_adapter: small has no IP-Adapter 'wide'; allowed are 'plain', 'plus'"):
+    with pytest.raises(IpAdapterNotFound, match="small has no IP-Adapter 'wide'; allowed are 'plain', 'plus'"):
         files.complete(IpAdapter("wide"), small)
-    with pytest.raises(InvalidField, match=r"it has none; the operator sets their files: engine\.ip_adapters"):
+    with pytest.raises(IpAdapterNotFound, match=r"it has none; the operator sets their files: engine\.ip_adapters"):
         IpAdapterFiles(()).complete(IpAdapter("wide"), small)
 
 

@@ -18,6 +18,11 @@ def test_without_the_package_that_reads_the_files_the_extra_is_named(tmp_path, m
         UpscalerFolders((str(tmp_path / "missing"),)).check_folders()
 
 
+def test_an_entry_is_for_all_models(tmp_path):
+    with pytest.raises(ConfigError, match=rf"'shapes={tmp_path}' is not a folder. Entries are FOLDER\."):
+        UpscalerFolders((f"shapes={tmp_path}",)).check_folders()
+
+
 def test_files_are_listed_by_name_and_filters_have_theirs(tmp_path):
     for name in ("b.pth", "a.safetensors", "Lanczos.pth", "notes.txt"):
         (tmp_path / name).write_bytes(name.encode())

@@ -24,13 +24,9 @@ from noria.engine.resources.fidelity import read_fidelity
 from noria.errors import NoriaError
 from noria.frontend.access.api_keys import read_keys
 from noria.frontend.server.tls import check_certificate
-from noria.models.adapters.controlnet_folders import ControlNetFolders
-from noria.models.adapters.embedding_folders import EmbeddingFolders
+from noria.models.adapters.adapter_folders import BESIDE_MODELS
+from noria.models.adapters.folder_entries import FolderEntries
 from noria.models.adapters.hub_adapters import download_hub_adapters
-from noria.models.adapters.ip_adapter_files import IpAdapterFiles
-from noria.models.adapters.lora_folders import LoraFolders
-from noria.models.adapters.refiner_folders import RefinerFolders
-from noria.models.adapters.safety_folders import SafetyFolders
 from noria.models.adapters.upscaler_folders import UpscalerFolders
 from noria.models.catalog import count_parameters, open_model
 from noria.models.checkpoint_folder import list_checkpoints
@@ -45,6 +41,9 @@ from noria.scheduling.costs import CostModel
 
 if TYPE_CHECKING:
     from noria.engine.diffusion.sizing.memory_estimate import MemoryChange, MemoryEstimate
+
+    _Changes = tuple[MemoryChange, ...]
+    _Estimates = tuple[MemoryEstimate | str | None, _Changes, _Changes, _Changes]
 
 OpenListeners = Callable[[FrontendConfig], AbstractContextManager[list[socket.socket]]]
 
@@ -111,19 +110,14 @@ def gather(config: Config, open_listeners: OpenListeners) -> Facts:
     config, adapter_errors = _check_adapters(config, known)
     on_demand, not_on_demand = _list_checkpoints(config)
     memory_bytes = _available_bytes()
-    memory, changes, quantizations, offloads = (
-        _estimate_memory(config, model, memory_bytes, gpus)
-        if torch_error is None and isinstance(model, DiffusionModelSpec)
-        else (None, (), (), ())
-    )
-    quantization, quantization_error = (
-        _inspect_quantization(config.engine, model)
-        if torch_error is None and isinstance(model, DiffusionModelSpec)
-        else ("", "")
-    )
-    costs, calls = (
-        _load_costs(config, model) if torch_error is None and isinstance(model, DiffusionModelSpec) else (None, "")
-    )
+    estimates: _Estimates = (None, (), (), ())
+    quantization = quantization_error = calls = ""
+    costs: CostModel | None = None
+    if torch_error is None and isinstance(model, DiffusionModelSpec):
+        estimates = _estimate_memory(config, model, memory_bytes, gpus)
+        quantization, quantization_error = _inspect_quantization(config.engine, model)
+        costs, calls = _load_costs(config, model)
+    memory, changes, quantizations, offloads = estimates
     return Facts(
         python=sys.version_info[:3],
         versions={package: _version(package) for package in _PACKAGES},
@@ -243,22 +237,18 @@ def _check_adapters(config: Config, models: Sequence[AnyModelSpec]) -> tuple[Con
 
     Those of the hub are downloaded. Without models, whether they fit is unknown.
     """
-    checks: dict[str, Callable[[EngineConfig], None]] = {
-        "loras": lambda engine: LoraFolders.of(engine).check_folders(),
-        "embeddings": lambda engine: EmbeddingFolders.of(engine).check_folders(),
-        "upscalers": lambda engine: UpscalerFolders.of(engine).check_folders(),
-        "controlnets": lambda engine: ControlNetFolders.of(engine).check(models) if models else None,
-        "ip_adapters": lambda engine: IpAdapterFiles.of(engine).check(models) if models else None,
-        "refiners": lambda engine: RefinerFolders.of(engine).check(models) if models else None,
-        "safety_classifiers": lambda engine: SafetyFolders.of(engine).check(models) if models else None,
-    }
-    errors = []
-    usable = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **dict.fromkeys(checks, ())))
-    for setting, check in checks.items():
-        engine = msgspec.structs.replace(usable.engine, **{setting: getattr(config.engine, setting)})
+    kinds: tuple[type[FolderEntries], ...] = (*BESIDE_MODELS, UpscalerFolders)
+    errors, none = [], dict.fromkeys([kind.setting for kind in kinds], ())
+    usable = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **none))
+    for kind in kinds:
+        engine = msgspec.structs.replace(usable.engine, **{kind.setting: getattr(config.engine, kind.setting)})
         try:
             with_these = download_hub_adapters(msgspec.structs.replace(usable, engine=engine), os.environ)
-            check(with_these.engine)
+            entries = kind.of(with_these.engine)
+            if models and kind is not UpscalerFolders:
+                entries.check(models)
+            else:
+                entries.check_folders()
             usable = with_these
         except NoriaError as error:
             errors.append(error.message)
@@ -274,7 +264,7 @@ def available_bytes(memory_bytes: int, gpus: tuple[Gpu, ...], devices: list[str]
 
 def _estimate_memory(
     config: Config, spec: DiffusionModelSpec, memory_bytes: int, gpus: tuple[Gpu, ...]
-) -> "tuple[MemoryEstimate | str, tuple[MemoryChange, ...], tuple[MemoryChange, ...], tuple[MemoryChange, ...]]":
+) -> "_Estimates":
     """Return the estimate, or why there is none; the changes, which take seconds each, if it does not fit.
 
     And what it would be with each quantization, and with each value of `engine.offload`.

@@ -12,7 +12,7 @@ from noria.engine.diffusion.sizing.slot_count import count_slots
 from noria.protocol.diffusion import DiffusionModelSpec
 
 if TYPE_CHECKING:
-    from noria.engine.diffusion.sizing.memory_estimate import MemoryEstimate
+    from noria.engine.diffusion.sizing.memory_estimate import MemoryChange, MemoryEstimate
 
 _GIB = 2**30
 
@@ -96,12 +96,7 @@ def check_quantization(facts: Facts, engine: EngineConfig, devices: list[str]) -
         yield ok("quantize", facts.quantization)
     if not facts.quantizations:
         return
-    available = available_bytes(facts.memory_bytes, facts.gpus, devices)
-    texts = []
-    for change in facts.quantizations:
-        needed = change.estimate.needed(engine.slots) + sum(facts.weight_bytes.values())
-        fits = "" if available is None else ", fits" if needed <= MEMORY_SHARE * available else ", too much"
-        texts.append(f"{' '.join(change.names)}: {_gib(needed)} GiB{fits}")
+    texts = [_describe_need(change, facts, engine.slots, devices) for change in facts.quantizations]
     yield ok("quantize", f"none; {engine.slots} images at once with {'; '.join(texts)}")
 
 
@@ -122,13 +117,18 @@ def check_offload(
         yield fail("offload", f"{text}: use fewer devices, or engine.offload 'none'")
     if not facts.offloads:
         return
-    available, texts = available_bytes(facts.memory_bytes, facts.gpus, devices), []
-    for change in facts.offloads:
-        needed = change.estimate.needed(engine.slots) + sum(facts.weight_bytes.values())
-        fits = "" if available is None else ", fits" if needed <= MEMORY_SHARE * available else ", too much"
-        streams = _describe_streams(change.estimate, spec)
-        texts.append(f"{' '.join(change.names)}: {_gib(needed)} GiB{fits} ({streams})")
+    texts = [
+        f"{_describe_need(change, facts, engine.slots, devices)} ({_describe_streams(change.estimate, spec)})"
+        for change in facts.offloads
+    ]
     yield ok("offload", f"none; {engine.slots} images at once with {'; '.join(texts)}")
+
+
+def _describe_need(change: "MemoryChange", facts: Facts, slots: int, devices: list[str]) -> str:
+    available = available_bytes(facts.memory_bytes, facts.gpus, devices)
+    needed = change.estimate.needed(slots) + sum(facts.weight_bytes.values())
+    fits = "" if available is None else ", fits" if needed <= MEMORY_SHARE * available else ", too much"
+    return f"{' '.join(change.names)}: {_gib(needed)} GiB{fits}"
 
 
 def _describe_streams(estimate: "MemoryEstimate", spec: DiffusionModelSpec) -> str:

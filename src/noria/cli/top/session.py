@@ -108,8 +108,6 @@ def _unreachable_error(url: str, error: ServerUnreachable) -> LiveError:
 
 @dataclass
 class _TopSession:
-    """Shows one server on one terminal."""
-
     url: str
     key: str | None
     certfile: str

@@ -4,7 +4,7 @@ Pure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -24,27 +24,27 @@ _GAP = 2  # between columns of slots
 _ALL_SHOWN = 64
 
 
-@dataclass(frozen=True)
-class _Field:
-    """A column; `heading` has the width of the column and its alignment."""
+class _Field(NamedTuple):
+    """A column; `rank` is that in which it gets room, `heading` has the width of the column and its alignment."""
 
+    rank: int
     name: str
     heading: str
 
 
-# In display order, with the rank in which they get room.
+# In display order.
 _FIELDS = (
-    (1, _Field("step", "   step")),
-    (2, _Field("end", "done in")),
-    (5, _Field("deadline", "deadline")),
-    (3, _Field("model", "model")),
-    (4, _Field("size", "     size")),
-    (6, _Field("scheduler", "scheduler     ")),
-    (9, _Field("steps", "steps")),
-    (10, _Field("guidance", "guidance")),
-    (11, _Field("priority", "priority")),
-    (7, _Field("client", "client        ")),
-    (8, _Field("request", "request   ")),
+    _Field(1, "step", "   step"),
+    _Field(2, "end", "done in"),
+    _Field(5, "deadline", "deadline"),
+    _Field(3, "model", "model"),
+    _Field(4, "size", "     size"),
+    _Field(6, "scheduler", "scheduler     "),
+    _Field(9, "steps", "steps"),
+    _Field(10, "guidance", "guidance"),
+    _Field(11, "priority", "priority"),
+    _Field(7, "client", "client        "),
+    _Field(8, "request", "request   "),
 )
 _MAX_REQUEST_WIDTH = 40
 _MAX_MODEL_WIDTH = 14
@@ -86,26 +86,26 @@ def slot_rows(
     ]
 
 
-def _available_fields(models: Sequence[str], with_client: bool) -> list[tuple[int, _Field]]:
+def _available_fields(models: Sequence[str], with_client: bool) -> list[_Field]:
     """`_FIELDS`, with the model's as wide as the longest name, or without it if there is only one model."""
     hidden = (set() if len(models) > 1 else {"model"}) | (set() if with_client else {"client"})
     model_width = min(_MAX_MODEL_WIDTH, max(len("model"), *map(len, models))) if len(models) > 1 else 0
-    resized = [
-        (rank, _Field("model", "model".ljust(model_width)) if field.name == "model" else field)
-        for rank, field in _FIELDS
+    return [
+        field._replace(heading="model".ljust(model_width)) if field.name == "model" else field
+        for field in _FIELDS
+        if field.name not in hidden
     ]
-    return [(rank, field) for rank, field in resized if field.name not in hidden]
 
 
-def _fit_fields(available: Sequence[tuple[int, _Field]], width: int) -> list[_Field]:
+def _fit_fields(available: Sequence[_Field], width: int) -> list[_Field]:
     """The `available` fields that fit beside a bar."""
-    remaining, chosen = width - 1 - _BAR_WIDTH, set[str]()
-    for _, field in sorted(available, key=lambda pair: pair[0]):
+    remaining, chosen = width - 1 - _BAR_WIDTH, set[_Field]()
+    for field in sorted(available):
         if remaining < len(field.heading) + 1:
             break
         remaining -= len(field.heading) + 1
-        chosen.add(field.name)
-    return [field for _, field in available if field.name in chosen]
+        chosen.add(field)
+    return [field for field in available if field in chosen]
 
 
 def _widths(fields: Sequence[_Field], width: int, digits: int) -> tuple[int, int]:

@@ -17,8 +17,7 @@ from noria.frontend.http.body import apply_headers
 from noria.frontend.http.operations import JsonObject, Served
 from noria.frontend.services.images.request_validation import Limits
 from noria.frontend.services.texts.encoding import EncodingService
-from noria.frontend.services.texts.ranking import RANKING_TASKS, num_rows_of_query, ranking_inputs, ranking_logits
-from noria.frontend.services.texts.scores import ranks
+from noria.frontend.services.texts.scores import RANKING_TASKS, num_rows_of_query, ranking_inputs, ranking_logits, ranks
 from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.protocol.request import Priority
 from noria.protocol.text import EncoderModelSpec

@@ -224,10 +224,7 @@ async def read_bytes(
     async def receive() -> None:
         more = True
         while more:
-            message = await http.receive()
-            if message["type"] == "http.disconnect":
-                raise RequestCancelled("the client closed the connection before the end of its request.")
-            piece, more = message.get("body", b""), message.get("more_body", False)
+            piece, more = await _receive_piece(http)
             body.extend(piece)
             _check_length(len(body), max_bytes)
             if on_size is not None:
@@ -242,10 +239,7 @@ async def read_bytes(
             async with asyncio.timeout(_TIMEOUT_S):
                 await receive()
         except TimeoutError as error:
-            http.state.must_close = True
-            raise InvalidBody(
-                f"the body did not arrive within {_TIMEOUT_S:g} s; {len(body)} bytes of it did."
-            ) from error
+            raise _too_slow(http, _TIMEOUT_S, len(body)) from error
     return decompress_gzip(body, max_bytes) if is_compressed else bytes(body)
 
 
@@ -259,26 +253,30 @@ async def stream_bytes(http: Request, max_bytes: int, timeout_s: float) -> Async
         RequestCancelled: the client disconnected.
     """
     check_encoding(http)
-    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes.")
-    if int(http.headers.get("content-length", 0)) > max_bytes:
-        raise too_large
+    _check_length(int(http.headers.get("content-length", 0)), max_bytes)
     num_bytes, more, deadline = 0, True, asyncio.get_running_loop().time() + timeout_s
     while more:
         try:
             async with asyncio.timeout_at(deadline):
-                message = await http.receive()
+                piece, more = await _receive_piece(http)
         except TimeoutError as error:
-            http.state.must_close = True
-            raise InvalidBody(
-                f"the body did not arrive within {timeout_s:g} s; {num_bytes} bytes of it did."
-            ) from error
-        if message["type"] == "http.disconnect":
-            raise RequestCancelled("the client closed the connection before the end of its request.")
-        piece, more = message.get("body", b""), message.get("more_body", False)
+            raise _too_slow(http, timeout_s, num_bytes) from error
         num_bytes += len(piece)
-        if num_bytes > max_bytes:
-            raise too_large
+        _check_length(num_bytes, max_bytes)
         yield piece
+
+
+async def _receive_piece(http: Request) -> tuple[bytes, bool]:
+    """Return the next piece of a body, and whether more will come. Raises RequestCancelled."""
+    message = await http.receive()
+    if message["type"] == "http.disconnect":
+        raise RequestCancelled("the client closed the connection before the end of its request.")
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _too_slow(http: Request, timeout_s: float, num_bytes: int) -> InvalidBody:
+    http.state.must_close = True
+    return InvalidBody(f"the body did not arrive within {timeout_s:g} s; {num_bytes} bytes of it did.")
 
 
 def decode(raw: bytes, struct_type: type[T], *, strict: bool = True, problems: Problems | None = None) -> T:

@@ -89,7 +89,7 @@ class JobRoutes:
             job_operation(
                 method="POST",
                 path="/v1/jobs",
-                handler=self.submit,
+                handler=self._submit,
                 summary="Submit a job",
                 description="The response is immediate; the job survives restarts. If the `Idempotency-Key` was sent "
                 "before, the status is 200 and the response is the job that it created.",
@@ -104,7 +104,7 @@ class JobRoutes:
             job_operation(
                 method="GET",
                 path="/v1/jobs",
-                handler=self.list_jobs,
+                handler=self._list_jobs,
                 summary="List jobs",
                 description="Newest first; `next` is the URL of the next page.",
                 parameters=[
@@ -117,7 +117,7 @@ class JobRoutes:
             job_operation(
                 method="GET",
                 path="/v1/jobs/{id}",
-                handler=self.job,
+                handler=self._job,
                 summary="Get a job",
                 description="In the form of Replicate's predictions.",
                 parameters=[id_parameter],
@@ -127,7 +127,7 @@ class JobRoutes:
             job_operation(
                 method="DELETE",
                 path="/v1/jobs/{id}",
-                handler=self.cancel,
+                handler=self._cancel,
                 summary="Cancel or erase a job",
                 description="Its images leave the running batch. With `erase=true` the job, its images and its "
                 "pending webhooks are deleted at once, whether it has ended or not.",
@@ -139,7 +139,7 @@ class JobRoutes:
             job_operation(
                 method="GET",
                 path="/v1/jobs/{id}/events",
-                handler=self.events,
+                handler=self._events,
                 summary="Stream the events of a job",
                 description="Events `status` and `progress`, from the one after Last-Event-ID on, until the job has "
                 "ended.",
@@ -154,7 +154,7 @@ class JobRoutes:
             job_operation(
                 method="GET",
                 path="/v1/jobs/{id}/images/{index}",
-                handler=self.image,
+                handler=self._image,
                 summary="Get an image of a job",
                 description="Until the job's time to live is over.",
                 parameters=[id_parameter, parameter("index", "path", type="integer", minimum=0)],
@@ -163,8 +163,7 @@ class JobRoutes:
             ),
         ]
 
-    async def submit(self, http: Request) -> Response:
-        """Accept a job of images."""
+    async def _submit(self, http: Request) -> Response:
         with contextlib.ExitStack() as slots:
             raw = await self._body_reader.receive(http, slots)
             body = decode(raw, JobRequestBody)
@@ -221,8 +220,7 @@ class JobRoutes:
         http.state.job_id = job.id  # logged
         return json_response(job, 202 if is_new else 200, {"Location": job.urls.get})
 
-    async def list_jobs(self, http: Request) -> Response:
-        """Return a page of the client's jobs."""
+    async def _list_jobs(self, http: Request) -> Response:
         limit = read_number(http, "limit", MAX_LIMIT) or DEFAULT_LIMIT
         page = await self._jobs.service.page(limit, _parse_cursor(http.query_params.get("cursor")), owner_of(http))
         next_url = None
@@ -230,29 +228,25 @@ class JobRoutes:
             next_url = f"{base_url(http)}v1/jobs?limit={limit}&cursor={page.records[-1].seq:x}"
         return json_response(JobList([as_job(record) for record in page.records], next_url))
 
-    async def job(self, http: Request) -> Response:
-        """Return a job."""
+    async def _job(self, http: Request) -> Response:
         job_id, owner = job_id_of(http), owner_of(http)
         return json_response(as_job(await self._jobs.service.get(job_id, owner)))
 
-    async def cancel(self, http: Request) -> Response:
-        """Cancel a job, unless it has ended; with `erase=true` erase it."""
+    async def _cancel(self, http: Request) -> Response:
         job_id, owner, caller = job_id_of(http), owner_of(http), http.state.api_client.name
         if read_flag(http, "erase", False):
             await self._jobs.service.erase(job_id, owner, by=caller)
             return Response(status_code=204)
         return json_response(as_job(await self._jobs.service.cancel(job_id, owner, by=caller)))
 
-    async def image(self, http: Request) -> Response:
-        """Return one image of a succeeded job as a file."""
+    async def _image(self, http: Request) -> Response:
         job_id, index = job_id_of(http), http.path_params["index"]
         if not re.fullmatch(r"\d{1,6}", index, re.ASCII):
             raise JobNotFound(f"there is no image {short_repr(index)}; images are numbered from 0.")
         content, suffix = await self._jobs.service.image(job_id, int(index), owner_of(http))
         return Response(content, media_type=f"image/{suffix}")
 
-    async def events(self, http: Request) -> Response:
-        """Stream the events of a job from the one after Last-Event-ID on, until the job has ended."""
+    async def _events(self, http: Request) -> Response:
         job_id, after = job_id_of(http), _parse_last_event_id(http.headers)
         with contextlib.ExitStack() as held:
             held.enter_context(self._stream_limiter.hold(client_id_of(http)))  # first: it costs no query

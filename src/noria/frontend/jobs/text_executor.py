@@ -132,8 +132,6 @@ class TextJobExecutor:
 
 
 class _Run:
-    """An attempt at a job."""
-
     def __init__(
         self,
         files: TextJobFiles,

@@ -123,7 +123,7 @@ class TextJobRoutes:
         submit = Operation(
             method="POST",
             path=PATH,
-            handler=self.texts,
+            handler=self._texts,
             group="Jobs",
             scopes=("jobs",),
             summary="Submit a job of texts",
@@ -153,8 +153,7 @@ class TextJobRoutes:
         ]
         return [submit, *results]
 
-    async def texts(self, http: Request) -> Response:
-        """Accept a job."""
+    async def _texts(self, http: Request) -> Response:
         line_format, options = _line_format(http), _parse_options(http.query_params)
         context: RequestContext = http.state.context
         spec = self._encoding_service.find_model(options.model, context, TASKS)

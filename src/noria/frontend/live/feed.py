@@ -30,8 +30,6 @@ _MAX_ITERATIONS = 256  # sent to a new subscriber: as many as an engine keeps
 
 
 class _EngineHistory:
-    """The data that the feed keeps of one engine."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         # Views with their pixels as they come; None: the engine's state changed.

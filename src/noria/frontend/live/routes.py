@@ -40,7 +40,7 @@ class LiveRoutes:
             Operation(
                 method="GET",
                 path="/v1/live",
-                handler=self.stream,
+                handler=self._stream,
                 group="The running batch",
                 scopes=(),
                 summary="Stream the running batches",
@@ -57,8 +57,7 @@ class LiveRoutes:
         """End the streams, because the process is about to stop; clients reconnect to another front end."""
         self._draining.set()
 
-    async def stream(self, http: Request) -> EventStream:
-        """Stream the events `engines` and `engine_view` until the client disconnects."""
+    async def _stream(self, http: Request) -> EventStream:
         if self._setting == "off":
             raise RouteNotFound(
                 "/v1/live is switched off on this server: the setting frontend.live is 'off'; "

@@ -25,8 +25,6 @@ _ORIGIN_PLACEHOLDER = "\ue000"
 
 @dataclass(frozen=True)
 class _Described:
-    """A method of a path."""
-
     group: Group
     method: str
     path: str

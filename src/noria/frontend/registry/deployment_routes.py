@@ -97,7 +97,7 @@ class DeploymentRoutes:
         return [
             get(
                 path="/v1/deployments",
-                handler=self.deployments,
+                handler=self._deployments,
                 summary="List what is deployed",
                 description="For each endpoint the deployment that serves and the one that is not finished, with their "
                 "events, and what the judge of a canary says.",
@@ -106,7 +106,7 @@ class DeploymentRoutes:
             ),
             post(
                 path="/v1/deployments",
-                handler=self.deploy,
+                handler=self._deploy,
                 summary="Deploy a version",
                 description="Lets a version of the registry answer the requests to an endpoint: all of them, or a "
                 "share as a canary. The same request again changes nothing until that is finished.",
@@ -117,7 +117,7 @@ class DeploymentRoutes:
             ),
             get(
                 path="/v1/deployments/history",
-                handler=self.history,
+                handler=self._history,
                 summary="List what happened to an endpoint",
                 description="Its deployments, the latest first, each with its events, and of canaries what the judge "
                 "had seen and said at each. `next` is the `before` of the next page.",
@@ -127,7 +127,7 @@ class DeploymentRoutes:
             ),
             post(
                 path="/v1/deployments/promote",
-                handler=self.promote,
+                handler=self._promote,
                 summary="Promote a canary or a shadow",
                 description="A canary answers all requests to the endpoint. A shadow becomes the canary of its plan; "
                 "without a plan it answers all requests, too.",
@@ -137,7 +137,7 @@ class DeploymentRoutes:
             ),
             post(
                 path="/v1/deployments/rollback",
-                handler=self.roll_back,
+                handler=self._roll_back,
                 summary="Roll a deployment back",
                 description="Takes away the latest one of the endpoint: a canary at once; instead of one that serves, "
                 "the version that served before is deployed.",
@@ -147,20 +147,17 @@ class DeploymentRoutes:
             ),
         ]
 
-    async def deployments(self, _: Request) -> Response:
-        """Return what each endpoint has."""
+    async def _deployments(self, _: Request) -> Response:
         found = await self._registry.run(lambda engine: _status(DeploymentStore(engine)))
         return json_response(DeploymentList(found))
 
-    async def history(self, http: Request) -> Response:
-        """Return the deployments of an endpoint, page by page, with all that happened to them."""
+    async def _history(self, http: Request) -> Response:
         endpoint = text_parameter(http, "endpoint")
         page = page_of(http, DEFAULT_HISTORY, MAX_HISTORY)
         read = reading(lambda connection: read_history(connection, endpoint, *page))
         return json_response(await self._registry.run(read))
 
-    async def deploy(self, http: Request) -> Response:
-        """Deploy a version; 200 if the same is being deployed already, else 202."""
+    async def _deploy(self, http: Request) -> Response:
         body = await self._body_reader.read_json(http, DeployRequestBody)
         plan, settings, change = _plan_of(body), _judge_settings_of(body), self._change(http, body.why)
         shadow = _shadow_of(body)
@@ -178,12 +175,10 @@ class DeploymentRoutes:
         )
         return json_response(deployment, 200 if was_there else 202)
 
-    async def promote(self, http: Request) -> Response:
-        """Let an endpoint's canary serve all its requests, or its shadow begin its plan."""
+    async def _promote(self, http: Request) -> Response:
         return await self._change_endpoint(http, DeploymentStore.promote)
 
-    async def roll_back(self, http: Request) -> Response:
-        """Take away an endpoint's latest deployment."""
+    async def _roll_back(self, http: Request) -> Response:
         return await self._change_endpoint(http, DeploymentStore.roll_back)
 
     async def _change_endpoint(

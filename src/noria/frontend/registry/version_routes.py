@@ -120,7 +120,7 @@ class RegistryRoutes:
         return [
             get(
                 path="/v1/registry/versions",
-                handler=self.versions,
+                handler=self._versions,
                 group="Deployments",
                 summary="List the versions of models",
                 description="The latest first, removed ones included, with the deployments that name each. `next` is "
@@ -131,7 +131,7 @@ class RegistryRoutes:
             ),
             post(
                 path="/v1/registry/versions",
-                handler=self.add,
+                handler=self._add,
                 group="Deployments",
                 scopes=("deploy",),
                 summary="Add a version of a model",
@@ -154,7 +154,7 @@ class RegistryRoutes:
             ),
             get(
                 path="/v1/registry/trace",
-                handler=self.trace,
+                handler=self._trace,
                 group="Lineage",
                 summary="Trace what made something, and what was made from it",
                 description="`of` is what `noria trace` takes, or the `id` of a node. `limit` is of the nodes in each "
@@ -165,7 +165,7 @@ class RegistryRoutes:
             ),
             post(
                 path="/v1/registry/trace",
-                handler=self.trace_image,
+                handler=self._trace_image,
                 group="Lineage",
                 scopes=("lineage", "deploy"),
                 summary="Trace what made an image file",
@@ -177,7 +177,7 @@ class RegistryRoutes:
             ),
             get(
                 path="/v1/registry/events",
-                handler=self.events,
+                handler=self._events,
                 group="Lineage",
                 summary="List lineage events",
                 description="The newest first, without their bodies, with who sent each and whether it is struck out; "
@@ -188,7 +188,7 @@ class RegistryRoutes:
             ),
             post(
                 path="/v1/registry/struck-events",
-                handler=self.strike_out,
+                handler=self._strike_out,
                 group="Lineage",
                 scopes=("deploy",),
                 summary="Strike out lineage",
@@ -202,13 +202,11 @@ class RegistryRoutes:
             ),
         ]
 
-    async def versions(self, http: Request) -> Response:
-        """Return the versions of all models, page by page."""
+    async def _versions(self, http: Request) -> Response:
         page = page_of(http, DEFAULT_VERSIONS, MAX_VERSIONS)
         return json_response(await self._registry.run(reading(lambda connection: read_version_list(connection, *page))))
 
-    async def add(self, http: Request) -> Response:
-        """Add a version; 200 if it was there, else 201."""
+    async def _add(self, http: Request) -> Response:
         body = await self._body_reader.read_json(http, AddVersionBody)
         wanted = WantedVersion(body.model, body.source, body.alias, body.run_id, body.datasets)
         change = Change(self._registry.clock(), sender_of(http), body.why)
@@ -219,29 +217,25 @@ class RegistryRoutes:
         """Return what engines hold, and how many requests each version answered; also while the registry is away."""
         return json_response(await self._registry.offload(self._served.read, self._served.engines()))
 
-    async def trace(self, http: Request) -> Response:
-        """Return what made something, and what was made from it."""
+    async def _trace(self, http: Request) -> Response:
         max_nodes = read_number(http, "limit", MAX_NODES) or DEFAULT_NODES
         of = text_parameter(http, "of")
         read = reading(lambda connection: read_lineage(connection, find_subjects(connection, of), max_nodes))
         return json_response(await self._registry.run_lineage(client_id_of(http), read))
 
-    async def trace_image(self, http: Request) -> Response:
-        """Return what made the body, an image file."""
+    async def _trace_image(self, http: Request) -> Response:
         max_nodes = read_number(http, "limit", MAX_NODES) or DEFAULT_NODES
         metadata = await self._uploads.read(http, lambda found: found)
         read = reading(lambda connection: _trace_image(connection, metadata, max_nodes))
         return json_response(await self._registry.run_lineage(client_id_of(http), read))
 
-    async def events(self, http: Request) -> Response:
-        """Return the lineage events of a run, or of all, without their bodies, page by page."""
+    async def _events(self, http: Request) -> Response:
         page = page_of(http, DEFAULT_EVENTS, MAX_EVENTS)
         run_id = text_parameter(http, "run") if "run" in http.query_params else None
         read = reading(lambda connection: list_events(connection, run_id, *page))
         return json_response(await self._registry.run_lineage(client_id_of(http), read))
 
-    async def strike_out(self, http: Request) -> Response:
-        """Let a run's events, or one event, count no more."""
+    async def _strike_out(self, http: Request) -> Response:
         body = await self._body_reader.read_json(http, StrikeOutBody)
         if (what := body.run_id or body.digest) is None or (body.run_id and body.digest):
             raise InvalidField("run_id and digest: send one, a run's id or an event's digest.", field="run_id")

@@ -54,7 +54,7 @@ class ServerRoutes:
         operations = [
             get(
                 path="/healthz",
-                handler=self.healthz,
+                handler=self._healthz,
                 summary="Check liveness",
                 description="200 as long as the process responds.",
                 response=Any,
@@ -63,7 +63,7 @@ class ServerRoutes:
             ),
             get(
                 path="/readyz",
-                handler=self.readyz,
+                handler=self._readyz,
                 summary="Check readiness",
                 description="200 if of each kind of model an engine is ready, else 503; the body has the state of "
                 "each engine, and `jobs_unavailable`, which makes no 503, if jobs could not be stored or read in the "
@@ -75,7 +75,7 @@ class ServerRoutes:
             ),
             get(
                 path="/metrics",
-                handler=self.metrics,
+                handler=self._metrics,
                 summary="Get the metrics",
                 description="Prometheus' text format, or OpenMetrics if the client accepts it, summed over all "
                 "processes; with exemplars if the client's key has the scope `metrics`, or the server has no keys. On "
@@ -85,14 +85,14 @@ class ServerRoutes:
             ),
             get(
                 path="/openapi.json",
-                handler=self.openapi,
+                handler=self._openapi,
                 summary="Get this document",
                 description="OpenAPI 3.1.",
                 response=Any,
             ),
             get(
                 path="/docs",
-                handler=self.docs,
+                handler=self._docs,
                 summary="Read the documentation of this API",
                 description="One page that loads nothing from other servers.",
                 response={"text/html": {}},
@@ -100,15 +100,14 @@ class ServerRoutes:
         ]
         if self._find_metrics_targets is not None:  # addresses are for keys only, unlike metrics
             operations.append(
-                get(path="/metrics/targets", handler=self.metrics_targets, scopes=("metrics",), is_polled=True)
+                get(path="/metrics/targets", handler=self._metrics_targets, scopes=("metrics",), is_polled=True)
             )
         return operations
 
-    async def healthz(self, _: Request) -> Response:
-        """Return 200 as long as this process answers at all."""
+    async def _healthz(self, _: Request) -> Response:
         return json_response({"status": "alive"})
 
-    async def readyz(self, _: Request) -> Response:
+    async def _readyz(self, _: Request) -> Response:
         """Return 200 if an engine is ready, else 503; the body has the state of each engine, and why jobs fail.
 
         Jobs that cannot be stored make no 503: other requests need no database.
@@ -118,7 +117,7 @@ class ServerRoutes:
             body["jobs_unavailable"] = outage
         return json_response(body, 200 if self._engine_pool.ready else 503)
 
-    async def metrics(self, http: Request) -> Response:
+    async def _metrics(self, http: Request) -> Response:
         """Return the metrics, summed over all processes, in Prometheus' text format or OpenMetrics.
 
         Exemplars name requests, so only keys with the scope `metrics` get them, if the server has keys.
@@ -133,17 +132,14 @@ class ServerRoutes:
         text, content_type = await asyncio.to_thread(exposition, accept, with_exemplars=with_exemplars)
         return Response(text, headers={"Content-Type": content_type})
 
-    async def metrics_targets(self, _: Request) -> Response:
-        """Return where Prometheus finds the replicas of a server on Ray."""
+    async def _metrics_targets(self, _: Request) -> Response:
         assert self._find_metrics_targets is not None
         return json_response(self._find_metrics_targets())
 
-    async def openapi(self, _: Request) -> Response:
-        """Return the OpenAPI 3.1 document of this server."""
+    async def _openapi(self, _: Request) -> Response:
         return Response(self._built_docs.document, media_type="application/json")
 
-    async def docs(self, http: Request) -> Response:
-        """Return the OpenAPI document as a page."""
+    async def _docs(self, http: Request) -> Response:
         page = self._built_docs.page
         text = without_other_kinds(page.with_origin(base_url(http).rstrip("/")), self._engine_pool.kinds)
         return HTMLResponse(text, headers=PAGE_HEADERS)
@@ -160,8 +156,6 @@ class ServerRoutes:
 
 @dataclass(frozen=True)
 class _ApiDocs:
-    """The documentation of the routes, as JSON and as a page."""
-
     document: bytes
     page: DocsPage
 

@@ -43,9 +43,8 @@ from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.frontend.statistics.recorder import StatisticsRecorder
 from noria.frontend.user_code.event_loop import UserEventLoop, call_in
 from noria.frontend.user_code.loading import LoadedCode, Method, load_code
-from noria.frontend.user_code.recorded_values import RecordedValues
 from noria.frontend.user_code.threads import UserThreads
-from noria.frontend.user_code.values import EncodeBody, body_as, inputs_of, to_json
+from noria.frontend.user_code.values import EncodeBody, RecordedValues, body_as, inputs_of, to_json
 from noria.observe.logs.log_record import fields
 from noria.observe.logs.request_log import RequestLogRecord
 from noria.observe.metrics import declarations, outcomes

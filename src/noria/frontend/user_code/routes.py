@@ -45,7 +45,7 @@ class UserEndpointRoutes:
             Operation(
                 method="POST",
                 path="/v1/endpoints/{name}",
-                handler=self.endpoint,
+                handler=self._endpoint,
                 group="Encode texts",
                 scopes=("generate",),
                 summary="Call an endpoint with code of the operator's",
@@ -56,8 +56,7 @@ class UserEndpointRoutes:
             )
         ]
 
-    async def endpoint(self, http: Request) -> Response:
-        """Run an endpoint on the JSON object of the body; returns what it returns."""
+    async def _endpoint(self, http: Request) -> Response:
         raw = await self._body_reader.read(http)
         decode(raw, _Object)
         body = decode_object(raw)

@@ -1,6 +1,7 @@
-"""The values that user code returns: the texts that an endpoint's model encodes, and the JSON of its response."""
+"""The values of user code: texts that an endpoint's model encodes, the JSON of its response, and what it records."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -8,6 +9,8 @@ from msgspec import Meta, Struct
 
 from noria.errors import UserCodeFailed, short_repr
 from noria.frontend.http.body import decode
+from noria.statistics.values import Values
+from noria.statistics.variables import Variable
 
 Pair = Annotated[list[str], Meta(min_length=2, max_length=2)]
 
@@ -78,3 +81,26 @@ def _to_builtin(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+_MAX_VALUES = 256  # values of one request, to bound memory
+
+
+class RecordedValues:
+    """The values of one request, which are counted when it has ended: only then its version is known."""
+
+    def __init__(self, variables: Mapping[str, Variable], wanted: Mapping[str, Variable]) -> None:
+        """`wanted` are those of `variables` that are counted of this request."""
+        self._variables, self.wanted = variables, wanted
+        self.values: Values = []
+
+    def add(self, name: str, value: float | str) -> None:
+        """Keep a value, from any thread. Raises ValueError: there is no such variable, or it has no such values."""
+        if (variable := self._variables.get(name)) is None:
+            raise ValueError(f"there is no statistic {name!r} here; there are {', '.join(self._variables) or 'none'}")
+        if variable.kind != "category" and (value := float(value)) < 0 and variable.kind == "counter":
+            raise ValueError(f"statistic {name!r} is a counter and got {value}; it counts up only")
+        if len(self.values) >= _MAX_VALUES:
+            raise ValueError(f"one request records at most {_MAX_VALUES} values")
+        if name in self.wanted:
+            self.values.append((name, value))

@@ -5,10 +5,22 @@ from typing import NamedTuple
 from noria.config import EngineConfig
 from noria.models.adapters.controlnet_folders import ControlNetFolders
 from noria.models.adapters.embedding_folders import EmbeddingFolders
+from noria.models.adapters.folder_entries import FolderEntries
 from noria.models.adapters.ip_adapter_files import IpAdapterFiles
 from noria.models.adapters.lora_folders import LoraFolders
 from noria.models.adapters.refiner_folders import RefinerFolders
+from noria.models.adapters.safety_folders import SafetyFolders
 from noria.models.adapters.upscaler_folders import UpscalerFolders
+
+BESIDE_MODELS: tuple[type[FolderEntries], ...] = (
+    LoraFolders,
+    EmbeddingFolders,
+    ControlNetFolders,
+    IpAdapterFiles,
+    RefinerFolders,
+    SafetyFolders,
+)
+"""The settings of which an entry can be for one model."""
 
 
 class AdapterFolders(NamedTuple):

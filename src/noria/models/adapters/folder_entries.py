@@ -34,6 +34,13 @@ class FolderEntries:
             if not folder.is_dir():
                 raise ConfigError(f"engine.{self.setting}: {str(folder)!r} is not a folder. Entries are {self.forms}.")
 
+    def check(self, models: Sequence[AnyModelSpec]) -> None:
+        """Raise ConfigError if a folder does not exist, or is for a model that is not among the image models."""
+        self.check_folders()
+        for only_for, folder in self._folders:
+            if only_for is not None:
+                self._served(only_for, folder, models)
+
     def _served(
         self, only_for: str | None, entry: pathlib.Path, models: Sequence[AnyModelSpec]
     ) -> list[DiffusionModelSpec]:
@@ -43,7 +50,8 @@ class FolderEntries:
         if not wanted:
             raise ConfigError(
                 f"engine.{self.setting}: {str(entry)!r} is for {only_for or 'image models'}, but the image models of "
-                f"this server are: {short_list([spec.name for spec in specs]) or 'none'}."
+                f"this server are: {short_list([spec.name for spec in specs]) or 'none'}. Name one of these or remove "
+                "the entry, or serve such a model: additional_models."
             )
         return wanted
 

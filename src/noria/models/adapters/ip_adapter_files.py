@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Self
 from msgspec import Struct
 
 from noria.config import EngineConfig
-from noria.errors import ConfigError, InvalidField, ModelError, short_list, short_repr
+from noria.errors import ConfigError, IpAdapterNotFound, ModelError, short_list, short_repr
 from noria.models.adapters.folder_entries import FolderEntries
 from noria.models.diffusion.folders.pipeline_folder import Count, check_chooses_no_code
 from noria.models.diffusion.folders.unet_models.controlnet_folder import STEM as UNET_STEM
@@ -167,7 +167,7 @@ class IpAdapterFiles(FolderEntries):
     def complete(self, got: IpAdapter, spec: DiffusionModelSpec) -> IpAdapter:
         """Return `got` with the digest of the adapter and the size of its image.
 
-        Raises InvalidField: the model has none of this name; with the names that it has.
+        Raises IpAdapterNotFound: the model has none of this name; with the names that it has.
         """
         known = self.for_model(spec)
         if (file := known.get(got.name)) is None:
@@ -175,10 +175,12 @@ class IpAdapterFiles(FolderEntries):
         return IpAdapter(got.name, got.scale, file.digest, got.image_digest, file.image_px)
 
 
-def unknown_ip_adapter(name: str, model: str, known: Mapping[str, object]) -> InvalidField:
+def unknown_ip_adapter(name: str, model: str, known: Mapping[str, object]) -> IpAdapterNotFound:
     """Return the error of a request that names an IP-Adapter which is not one of a model's `known` ones."""
     allowed = f"allowed are {short_list(map(short_repr, known), 50)}" if known else NO_IP_ADAPTERS
-    return InvalidField(f"ip_adapter: {model} has no IP-Adapter {short_repr(name)}; {allowed}.", field="ip_adapter")
+    return IpAdapterNotFound(
+        f"ip_adapter: {model} has no IP-Adapter {short_repr(name)}; {allowed}.", field="ip_adapter"
+    )
 
 
 def _files_in(entry: pathlib.Path) -> list[pathlib.Path]:

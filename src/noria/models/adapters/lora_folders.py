@@ -17,11 +17,12 @@ from noria.errors import InvalidField, LoraNotFound, ModelError, short_list, sho
 from noria.models.adapters.folder_entries import FolderEntries, split_entry
 from noria.models.files.weights import file_size_bytes, identifying_bytes, short_digest
 from noria.models.location import BUNDLED
-from noria.protocol.diffusion import Lora
+from noria.protocol.diffusion import DiffusionModelSpec, Lora
+from noria.protocol.kinds import AnyModelSpec
 
 _SUFFIX = ".safetensors"
-BUNDLED_ENTRY = "bundled"  # the LoRAs that come with the bundled model, for this model alone
-_BUNDLED_MODEL = "noria-shapes"
+BUNDLED_ENTRY = "bundled"  # the LoRAs that come with the bundled model, for this model alone, which need not be served
+_BUNDLED = "noria-shapes", BUNDLED.with_name("bundled_loras")
 _MAX_NAME_CHARS = 128
 _MAX_NAMES_IN_MESSAGES = 50
 NO_LORAS = "it has none; the operator sets folders of them: engine.loras"
@@ -35,15 +36,17 @@ class LoraFolders(FolderEntries):
     forms = "FOLDER, MODEL=FOLDER, bundled or hf://ORG/NAME[/FILE.safetensors][@REVISION]"
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self._folders = [
-            (_BUNDLED_MODEL, BUNDLED.with_name("bundled_loras")) if entry == BUNDLED_ENTRY else split_entry(entry)
-            for entry in entries
-        ]
+        self._folders = [_BUNDLED if entry == BUNDLED_ENTRY else split_entry(entry) for entry in entries]
 
     @classmethod
     def of(cls, config: EngineConfig) -> "LoraFolders":
         """Return the folders of an engine: without those of the bundled model if models are compiled."""
         return cls([entry for entry in config.loras if not (config.compile and entry == BUNDLED_ENTRY)])
+
+    def _served(
+        self, only_for: str | None, entry: pathlib.Path, models: Sequence[AnyModelSpec]
+    ) -> list[DiffusionModelSpec]:
+        return [] if (only_for, entry) == _BUNDLED else super()._served(only_for, entry, models)
 
     def are_for(self, model: str) -> bool:
         """Return whether a folder is for this model; it may be empty."""

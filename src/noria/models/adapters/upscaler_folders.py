@@ -7,6 +7,7 @@ request asks for an upscaler; what a file contains is checked when an engine loa
 import functools
 import os
 import pathlib
+from collections.abc import Sequence
 
 from noria.errors import InvalidField, ModelError, short_list, short_repr
 from noria.extras import check_installed
@@ -30,6 +31,9 @@ class UpscalerFolders(FolderEntries):
 
     setting = "upscalers"
     forms = "FOLDER"
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._folders = [(None, pathlib.Path(entry)) for entry in entries]  # for all models
 
     def check_folders(self) -> None:
         """Raise ConfigError if a folder does not exist, MissingExtra if what reads the files is not installed."""

@@ -26,19 +26,6 @@ from noria.observe.logs.log_record import Line, Render, as_json, as_text, fields
 from noria.observe.logs.writer import NonBlockingWriter, SharedPipe
 from noria.observe.request_scope import CURRENT_REQUEST, current_span
 
-__all__ = [
-    "LineHandler",
-    "child_log_environment",
-    "fields",
-    "gathering_lines",
-    "log_fields",
-    "logging_here",
-    "logging_to",
-    "new_mark",
-    "render_for",
-    "stderr_handler",
-]
-
 LogFormat = Literal["auto", "json", "text"]
 
 _LEVELS = {level: logging.getLevelName(level).lower() for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}

@@ -209,7 +209,7 @@ DRIFT_UNSEEN = _section.gauge(
     *_VARIABLE_LABELS,
 )
 
-for _variable in BUILT_IN_VARIABLES.values():  # `frontend/statistics/families.py` exports those that are counted
+for _variable in BUILT_IN_VARIABLES.values():  # `frontend/statistics/recorder.py` exports those that are counted
     _is_category = _variable.kind == "category"
     _section.declare(
         f"noria_stat_{_variable.name}{'_total' if _is_category else ''}",

@@ -27,8 +27,6 @@ from noria.observe.metrics.mmap_format import HEADER_BYTES, Key, decode_key, ite
 
 
 class _Line(NamedTuple):
-    """A line of the output without its value."""
-
     name: str
     labels: frozenset[tuple[str, str]]
     text: str  # up to the value
@@ -46,8 +44,6 @@ class _LabelSet:
 
 @dataclass
 class _Family:
-    """A metric."""
-
     name: str
     kind: str  # counter, gauge or histogram
     help: str
@@ -56,8 +52,6 @@ class _Family:
 
 @dataclass
 class _FileState:
-    """The entries of a file that have been parsed."""
-
     used_bytes: int = HEADER_BYTES
     series_ids: list[int] = field(default_factory=list)  # series of the entries, in order
     value_indices: list[int] = field(default_factory=list)  # offsets of their values, in doubles from the file's start

@@ -22,6 +22,7 @@ from noria.errors import (
     ImageRefused,
     InternalError,
     InvalidField,
+    IpAdapterNotFound,
     JobExpired,
     JobsUnavailable,
     LoraNotFound,
@@ -51,6 +52,7 @@ REJECTION_REASONS = tuple(
         IdempotencyConflict,
         LoraNotFound,
         ControlNetNotFound,
+        IpAdapterNotFound,
         RefinerNotFound,
         ModelNotFound,
     )

@@ -125,7 +125,7 @@ def test_they_are_listed(prompted, client, adapter):
 @pytest.mark.parametrize(
     ("asked", "status", "message"),
     [
-        (ASKED | {"name": "no"}, 400, f"ip_adapter: tiny has no IP-Adapter 'no'; allowed are '{NAME}'."),
+        (ASKED | {"name": "no"}, 404, f"ip_adapter: tiny has no IP-Adapter 'no'; allowed are '{NAME}'."),
         ({"name": NAME}, 400, "ip_adapter.image is missing; send a PNG, WebP or JPEG file."),
         (ASKED | {"image": "%"}, 422, "ip_adapter.image is '%', which is not base64"),
         (ASKED | {"image": b64(PHOTO[:-40])}, 422, "ip_adapter.image is damaged"),
@@ -164,5 +164,5 @@ def test_a_form_with_its_image_alone_is_rejected(prompted):
 def test_units_that_are_not_supported_say_why(prompted, units, message):
     body = {"prompt": "p", "alwayson_scripts": {"controlnet": {"args": units}}}
     answer = prompted.post("/sdapi/v1/txt2img", json=body)
-    assert answer.status_code in (400, 422)
+    assert answer.status_code == (404 if "has no" in message else 400)
     assert f"alwayson_scripts.controlnet.{message}" in answer.text

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from noria.errors import InvalidField
-from noria.frontend.services.texts.ranking import ranking_inputs
+from noria.frontend.services.texts.scores import ranking_inputs
 from noria.testing.fake_encoder import LATE
 
 

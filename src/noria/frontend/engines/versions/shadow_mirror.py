@@ -54,8 +54,6 @@ log = logging.getLogger("noria.frontend")
 
 @dataclass(frozen=True)
 class _Copy:
-    """A request to be sent to the shadow."""
-
     endpoint: str
     target: Target
     prepare: PrepareCopy

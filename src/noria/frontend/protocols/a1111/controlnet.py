@@ -1,20 +1,30 @@
 """Converts the units of A1111's ControlNet extension (`alwayson_scripts.controlnet`) to fields of `/t2i`.
 
+Its routes are what clients ask before they send units.
+
 Units whose preprocessor or model is an IP-Adapter are its `ip_adapter`, others are controls. Images go into ControlNets
 as they are: a unit with a preprocessor is rejected, and so is every option that would change
 the image and that Noria does not have.
 """
 
+import asyncio
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from noria.errors import InvalidField, RequestError, short_repr
+from starlette.requests import Request
+from starlette.responses import Response
+
+from noria.errors import InvalidField, OperationNotSupported, RequestError, short_repr
 from noria.errors.problems import Problems, each_part
+from noria.frontend.http.json_response import json_response
 from noria.frontend.protocols.a1111.off_values import is_empty, is_off
+from noria.frontend.services.images.request_images import MAX_CONTROLS
 from noria.images.start_image import RequestImageFacts
+from noria.models.adapters.adapter_folders import AdapterFolders
+from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.request import ControlField, ImageRequest, IpAdapterField
 
 SCRIPT = "controlnet"
@@ -261,3 +271,65 @@ def _value(where: str, unit: Mapping[str, Any], name: str, default: Any, kind: t
         expected = "a number" if kind is float else "a text"
         raise InvalidField(f"{where}.{name} is {short_repr(value)}; {expected} is expected.", field=FIELD)
     return value
+
+
+_NO_MODEL = "None"
+_MODULES = ["none", IP_ADAPTER_MODULE]
+
+FIXED_RESPONSES: Mapping[str, Any] = {
+    "scripts": {"txt2img": [SCRIPT], "img2img": [SCRIPT]},
+    "version": {"version": 3},  # version of the extension's API: units in `alwayson_scripts`
+    "settings": {"control_net_unit_count": MAX_CONTROLS},
+    "module_list": {
+        "module_list": _MODULES,
+        "module_detail": {name: {"model_free": False, "sliders": []} for name in _MODULES},
+    },
+}
+"""The responses that are the same for all models, by the last part of the path."""
+
+
+class ControlNetRoutes:
+    """The routes under /controlnet, besides those with `FIXED_RESPONSES`."""
+
+    def __init__(self, folders: AdapterFolders, selected_model: Callable[[Request], DiffusionModelSpec]) -> None:
+        """`selected_model` returns the model that a client has selected."""
+        self._folders, self._selected_model = folders, selected_model
+
+    async def model_list(self, http: Request) -> Response:
+        """List the ControlNets and the IP-Adapters of the selected model."""
+        return json_response({"model_list": await self._models(http)})
+
+    async def control_types(self, http: Request) -> Response:
+        """Return the models and preprocessors of all units, and those of IP-Adapters if the model has some."""
+        models, ip_adapters = await self._models(http), await self._ip_adapters(http)
+        types = {"All": _control_type(_MODULES, models)}
+        if ip_adapters:
+            types["IP-Adapter"] = _control_type([IP_ADAPTER_MODULE], ip_adapters)
+        return json_response({"control_types": types})
+
+    async def detect(self, _: Request) -> Response:
+        """Raise OperationNotSupported."""
+        raise OperationNotSupported(
+            "this server has no preprocessors: send images as ControlNets take them, with the module none."
+        )
+
+    async def _models(self, http: Request) -> list[str]:
+        spec = self._selected_model(http)
+        controlnets = await asyncio.to_thread(self._folders.controlnets.for_model, spec)  # reads folders
+        return [*_titles(controlnets), *await self._ip_adapters(http)]
+
+    async def _ip_adapters(self, http: Request) -> list[str]:
+        return _titles(await asyncio.to_thread(self._folders.ip_adapters.for_model, self._selected_model(http)))
+
+
+def _titles(files: Mapping[str, Any]) -> list[str]:
+    return [title(name, each.digest) for name, each in files.items()]
+
+
+def _control_type(modules: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
+    return {
+        "module_list": modules,
+        "model_list": [_NO_MODEL, *models],
+        "default_option": modules[0],
+        "default_model": _NO_MODEL,
+    }

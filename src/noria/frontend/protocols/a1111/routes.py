@@ -39,6 +39,8 @@ from noria.frontend.protocols.a1111.bodies import (
     title,
 )
 from noria.frontend.protocols.a1111.controlnet import (
+    FIXED_RESPONSES,
+    ControlNetRoutes,
     UnitFields,
     UnitSettings,
     check_proportions,
@@ -47,7 +49,6 @@ from noria.frontend.protocols.a1111.controlnet import (
     images_in,
     settings_of,
 )
-from noria.frontend.protocols.a1111.controlnet_routes import ControlNetRoutes
 from noria.frontend.protocols.a1111.extras import ExtrasRoutes
 from noria.frontend.protocols.a1111.hires import check_hires, second_pass_of
 from noria.frontend.protocols.a1111.ignored import header_of, ignored_tokens
@@ -69,7 +70,11 @@ Txt2ImgT = TypeVar("Txt2ImgT", bound=Txt2Img)
 
 # Clients request these lists when they connect; a server without the features returns them like this. SillyTavern
 # requests all of them.
-_LISTS: Mapping[str, list[Any]] = {"latent-upscale-modes": [{"name": name} for name in UPSCALERS], "sd-vae": []}
+_FIXED_RESPONSES: Mapping[str, Any] = {
+    "latent-upscale-modes": [{"name": name} for name in UPSCALERS],
+    "sd-vae": [],
+    **FIXED_RESPONSES,
+}
 
 
 class Txt2ImgResponse(Struct, frozen=True):
@@ -353,9 +358,9 @@ class A1111Routes:
             task.interrupt()
         return json_response({})
 
-    async def fixed_list(self, http: Request) -> Response:
-        """Return a list that is the same for all models."""
-        return json_response(_LISTS[http.url.path.rpartition("/")[2]])
+    async def fixed(self, http: Request) -> Response:
+        """Return what is the same for all models."""
+        return json_response(_FIXED_RESPONSES[http.url.path.rpartition("/")[2]])
 
 
 def _decode(raw: bytes, body_type: type[Txt2ImgT], problems: Problems) -> tuple[Txt2ImgT, dict[str, Any]]:

@@ -38,7 +38,7 @@ from noria.frontend.protocols.open_inference.grpc_messages import (
     message,
 )
 from noria.frontend.protocols.open_inference.inference import InferenceRequest, check_tensor_parameters
-from noria.frontend.protocols.open_inference.model_metadata import SERVER_METADATA, VERSION
+from noria.frontend.protocols.open_inference.model_metadata import SERVER_METADATA, VERSION, metadata
 from noria.frontend.protocols.open_inference.operations import SCOPES
 from noria.frontend.protocols.open_inference.service import OpenInferenceService
 from noria.frontend.protocols.open_inference.tensors import InputTensor, OutputTensor, invalid_inputs
@@ -72,8 +72,6 @@ class _Route(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call, as its method sees it."""
-
     request: Any  # the message
     scope: dict[str, Any]  # as ASGI's
     metadata: dict[str, str]
@@ -110,7 +108,7 @@ class GrpcServer:
             "ServerReady": lambda _: {"ready": self._service.is_ready},
             "ServerMetadata": lambda _: SERVER_METADATA,
             "ModelReady": lambda call: {"ready": self._service.is_model_ready(self._spec(call))},
-            "ModelMetadata": lambda call: self._service.metadata(self._spec(call)),
+            "ModelMetadata": lambda call: metadata(self._spec(call)),
             "ModelConfig": lambda call: {"config": self._service.config(self._spec(call))},
             "ModelStatistics": self._statistics,
             "ModelInfer": self._infer,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from noria.frontend.http.body import JsonBodyReader, decode
 from noria.frontend.http.json_response import JsonResponse, json_response
-from noria.frontend.protocols.open_inference.model_metadata import SERVER_METADATA, VERSION
+from noria.frontend.protocols.open_inference.model_metadata import SERVER_METADATA, VERSION, metadata
 from noria.frontend.protocols.open_inference.rest_body import HEADER, parse, serialize
 from noria.frontend.protocols.open_inference.service import OpenInferenceService
 from noria.protocol.text import EncoderModelSpec
@@ -46,7 +46,7 @@ class OpenInferenceRoutes:
 
     async def metadata(self, http: Request) -> Response:
         """Return the model's inputs and outputs."""
-        return json_response(self._service.metadata(self._spec(http)))
+        return json_response(metadata(self._spec(http)))
 
     async def config(self, http: Request) -> Response:
         """Return the model's configuration, in Triton's form."""

@@ -13,7 +13,6 @@ from noria.frontend.protocols.open_inference.inference import InferenceRequest, 
 from noria.frontend.protocols.open_inference.model_metadata import (
     VERSION,
     index_entry,
-    metadata,
     model_config,
     statistics,
 )
@@ -55,10 +54,6 @@ class OpenInferenceService:
     def is_model_ready(self, spec: EncoderModelSpec) -> bool:
         """Whether an engine that holds the model is ready."""
         return spec.key in self._encoding_service.engine_pool.ready_models()
-
-    def metadata(self, spec: EncoderModelSpec) -> dict[str, Any]:
-        """Return the metadata of a model."""
-        return metadata(spec)
 
     def config(self, spec: EncoderModelSpec) -> dict[str, Any]:
         """Return the configuration of a model, in Triton's form."""

@@ -58,7 +58,7 @@ class EditRoutes:
             Operation(
                 method="POST",
                 path="/v1/images/edits",
-                handler=self.edits,
+                handler=self._edits,
                 group="Generate",
                 scopes=("generate",),
                 summary="Generate images from an image with OpenAI's API",
@@ -73,7 +73,7 @@ class EditRoutes:
             Operation(
                 method="POST",
                 path="/v1/images/variations",
-                handler=self.variations,
+                handler=self._variations,
                 group="Generate",
                 scopes=("generate",),
                 summary="Not supported",
@@ -82,8 +82,7 @@ class EditRoutes:
             ),
         ]
 
-    async def edits(self, http: Request) -> Response:
-        """Generate images from an image; returns them in base64, or as a stream of events."""
+    async def _edits(self, http: Request) -> Response:
         return await respond(http, self._generation_service, await self._admit(http), "image_edit")
 
     async def _admit(self, http: Request) -> AdmittedRequest:
@@ -117,8 +116,7 @@ class EditRoutes:
             except (InvalidField, UnreadableImage, BodyTooLarge) as error:
                 raise each_part(error, _in_terms_of_edits) from None
 
-    async def variations(self, _: Request) -> Response:
-        """Raise OperationNotSupported."""
+    async def _variations(self, _: Request) -> Response:
         raise OperationNotSupported(
             "variations have no prompt, which the models of this server need; send the image with a prompt to "
             "/v1/images/edits."

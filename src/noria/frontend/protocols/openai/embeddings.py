@@ -135,7 +135,7 @@ class EmbeddingRoutes:
             Operation(
                 method="POST",
                 path="/v1/embeddings",
-                handler=self.embeddings,
+                handler=self._embeddings,
                 group="Encode texts",
                 scopes=("generate",),
                 summary="Embed texts with OpenAI's API",
@@ -149,8 +149,7 @@ class EmbeddingRoutes:
             )
         ]
 
-    async def embeddings(self, http: Request) -> Response:
-        """Return an embedding for each text."""
+    async def _embeddings(self, http: Request) -> Response:
         context: RequestContext = http.state.context
         with contextlib.ExitStack() as slots:
             if is_small(http):

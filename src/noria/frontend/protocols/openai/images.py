@@ -88,6 +88,9 @@ class GenerationsRequestBody(Struct, frozen=True, forbid_unknown_fields=True):
     refiner: Refinement | None = None
 
 
+_SAME_FIELDS = tuple(set(GenerationsRequestBody.__struct_fields__) & set(ImageRequestBody.__struct_fields__))
+"""The fields that `POST /t2i` has under the same names."""
+
 IGNORED_FIELDS = ("quality", "style", "background", "moderation", "user", "safety_identifier")
 
 OPENAI_FIELDS = (
@@ -195,7 +198,7 @@ class GenerationRoutes:
             Operation(
                 method="POST",
                 path="/v1/images/generations",
-                handler=self.generations,
+                handler=self._generations,
                 group="Generate",
                 scopes=("generate",),
                 summary="Generate images with OpenAI's API",
@@ -209,8 +212,7 @@ class GenerationRoutes:
             )
         ]
 
-    async def generations(self, http: Request) -> Response:
-        """Generate images; returns them in base64, or as a stream of events."""
+    async def _generations(self, http: Request) -> Response:
         service, load_files, problems = self._generation_service, None, Problems()
         with contextlib.ExitStack() as slots:
             raw = await self._body_reader.receive(http, slots, JSON, FORM)
@@ -335,33 +337,17 @@ def _as_image_body(body: GenerationsRequestBody, strength: float | None, problem
             InvalidField(f'response_format is "url"; allowed is "b64_json", {stored}.', field="response_format")
         )
     width, height = problems.attempt(lambda: _parse_size(body.size), (None, None))
-    return ImageRequestBody(
-        prompt=body.prompt,
-        negative_prompt=body.negative_prompt,
-        seed=body.seed,
-        width=width,
-        height=height,
-        inference_steps=body.inference_steps,
-        guidance_scale=body.guidance_scale,
-        calls=body.calls,
-        prompt_syntax=body.prompt_syntax,
-        clip_skip=body.clip_skip,
-        n=1 if body.n is None else body.n,
-        scheduler=body.scheduler or None,
-        format=body.output_format or "png",
-        model=body.model,
-        priority=body.priority,
-        deadline_ms=body.deadline_ms,
-        metadata=body.metadata,
-        stream=bool(body.stream),
-        partial_images=body.partial_images or 0,
-        loras=body.loras,
-        controls=body.controls,
-        reference_images=body.reference_images,
-        ip_adapter=body.ip_adapter,
-        refiner=body.refiner,
-        strength=strength,
-    )
+    changed = {
+        "width": width,
+        "height": height,
+        "n": 1 if body.n is None else body.n,
+        "scheduler": body.scheduler or None,
+        "format": body.output_format or "png",
+        "stream": bool(body.stream),
+        "partial_images": body.partial_images or 0,
+        "strength": strength,
+    }
+    return ImageRequestBody(**{name: getattr(body, name) for name in _SAME_FIELDS} | changed)
 
 
 def _parse_size(size: str | None) -> tuple[int | None, int | None]:

@@ -5,7 +5,7 @@ validated as in a request. A setting that fails is returned with the reason.
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -120,7 +120,7 @@ class ImageMetadataRoute:
             Operation(
                 method="POST",
                 path="/v1/images/metadata",
-                handler=self.metadata,
+                handler=self._metadata,
                 group="Generate",
                 scopes=("generate",),
                 summary="Read an image file's settings",
@@ -133,8 +133,7 @@ class ImageMetadataRoute:
             )
         ]
 
-    async def metadata(self, http: Request) -> Response:
-        """Return the settings in the body, an image file."""
+    async def _metadata(self, http: Request) -> Response:
         context = http.state.context
         self._generation_service.resolve_model(None, context)  # raises while no model is known: its bounds are needed
         response = await self._uploads.read(
@@ -143,7 +142,7 @@ class ImageMetadataRoute:
         return Response(response, media_type="application/json")
 
     def _recover(self, context: RequestContext, metadata: GenerationMetadata) -> RecoveredSettings:
-        rejected = _rejected_images(metadata)
+        rejected = [*_rejected_images(metadata)]
         try:
             spec = self._generation_service.resolve_model(metadata.model, context)
         except ModelNotFound as error:
@@ -200,45 +199,27 @@ def usable_settings(
     return settings, rejected
 
 
-def _rejected_images(metadata: GenerationMetadata) -> list[RejectedSetting]:
-    """Return the images that the file was made from, which it does not contain, the controls, and a second pass."""
-    rejected = [
-        RejectedSetting(
-            "controls",
-            control,
-            f"the file was made with the ControlNet {short_repr(control.name)}, whose image it does not contain: send "
-            "it in controls.",
-        )
-        for control in metadata.controls
-    ]
+def _rejected_images(metadata: GenerationMetadata) -> Iterator[RejectedSetting]:
+    """Yield the controls, the images that the file was made from, which it does not contain, and a second pass."""
+    absent = "which it does not contain: send"
+    for control in metadata.controls:
+        made = f"the file was made with the ControlNet {short_repr(control.name)}, whose image it does not contain"
+        yield RejectedSetting("controls", control, f"{made}: send it in controls.")
     if (adapter := metadata.ip_adapter) is not None:
         made = f"the file was made with the IP-Adapter {short_repr(adapter.name)}, whose image it does not contain"
-        rejected.append(RejectedSetting("ip_adapter", adapter, f"{made}: send it in ip_adapter."))
+        yield RejectedSetting("ip_adapter", adapter, f"{made}: send it in ip_adapter.")
     if metadata.reference_images:
-        rejected.append(
-            RejectedSetting(
-                "reference_images",
-                [each.digest for each in metadata.reference_images],
-                "the file was made from reference images, which it does not contain: send them in reference_images.",
-            )
-        )
+        reason = f"the file was made from reference images, {absent} them in reference_images."
+        yield RejectedSetting("reference_images", [each.digest for each in metadata.reference_images], reason)
     if metadata.second_pass is not None:
         reason = "the file had a second pass, which /t2i does not make: use /sdapi/v1/txt2img or noria generate --like."
-        rejected.append(RejectedSetting("second_pass", metadata.second_pass, reason))
-    if metadata.strength is None:
-        return rejected
-    rejected += [
-        RejectedSetting(
-            "image",
-            metadata.image_digest,
-            f"the file was made from a start image, which it does not contain: send that as image, with strength "
-            f"{metadata.strength}.",
-        )
-    ]
-    if metadata.mask_digest is not None:
-        reason = "the file was made with a mask, which it does not contain: send that as mask."
-        rejected.append(RejectedSetting("mask", metadata.mask_digest, reason))
-    return rejected
+        yield RejectedSetting("second_pass", metadata.second_pass, reason)
+    if metadata.strength is not None:
+        reason = f"the file was made from a start image, {absent} that as image, with strength {metadata.strength}."
+        yield RejectedSetting("image", metadata.image_digest, reason)
+        if metadata.mask_digest is not None:
+            reason = f"the file was made with a mask, {absent} that as mask."
+            yield RejectedSetting("mask", metadata.mask_digest, reason)
 
 
 def _rejected_version(metadata: GenerationMetadata, spec: DiffusionModelSpec) -> list[RejectedSetting]:

@@ -85,7 +85,7 @@ class ImageRoutes:
             Operation(
                 method="POST",
                 path="/t2i",
-                handler=self.t2i,
+                handler=self._t2i,
                 group="Generate",
                 scopes=("generate",),
                 summary="Generate images",
@@ -100,8 +100,7 @@ class ImageRoutes:
             )
         ]
 
-    async def t2i(self, http: Request) -> Response:
-        """Generate images; returns one as a file, several as `ImagesResponse`, or a stream of events."""
+    async def _t2i(self, http: Request) -> Response:
         admitted = await self._admit(http)
         if admitted.body.stream:
             return await stream_generation(

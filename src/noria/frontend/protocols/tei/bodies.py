@@ -4,7 +4,7 @@ As there, unknown fields are ignored.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -15,7 +15,6 @@ from noria.frontend.services.texts.text_request import (
     InputType,
     InputTypeOrTask,
     TextRequestSettings,
-    TextRole,
     role_of,
     split_input,
 )
@@ -168,50 +167,24 @@ def truncation_side(direction: TruncationDirection | None) -> TruncationSide | N
     return None if direction is None else "left" if direction.lower() == "left" else "right"
 
 
-def as_settings(
-    body: TextOptions,
-    inputs: Sequence[TextInput] = (),
-    token_ids: Sequence[Sequence[int]] = (),
-    *,
-    dimensions: int | None = None,
-    normalize: bool | None = None,
-    prompt_name: str | None = None,
-    role: TextRole | None = None,
-    task: InputTypeOrTask | None = None,
-    instruction: str | None = None,
-) -> TextRequestSettings:
-    """Return what the body asks for."""
+def as_settings(body: TextOptions, **asked: Any) -> TextRequestSettings:
+    """Return what the body asks for; `asked` are the fields of `TextRequestSettings` that not all bodies have."""
     return TextRequestSettings(
-        inputs=inputs,
-        token_ids=token_ids,
         model=body.model,
-        dimensions=dimensions,
-        normalize=normalize,
         truncate=body.truncate,
         truncation_side=truncation_side(body.truncation_direction),
-        prompt_name=prompt_name,
-        role=role,
-        task=task,
-        instruction=instruction,
         priority=body.priority,
         deadline_ms=body.deadline_ms,
+        **asked,
     )
 
 
-def encode_settings(
-    body: EncodeRequestBody, *, dimensions: int | None = None, normalize: bool | None = None
-) -> TextRequestSettings:
-    """Return what the body asks for. Raises InvalidField."""
+def encode_settings(body: EncodeRequestBody, **asked: Any) -> TextRequestSettings:
+    """Return what the body asks for, as `as_settings`. Raises InvalidField."""
     inputs, token_ids = split_input(body.inputs, "inputs")
+    role = role_of(body.input_type, body.task)
     return as_settings(
-        body,
-        inputs,
-        token_ids,
-        dimensions=dimensions,
-        normalize=normalize,
-        prompt_name=body.prompt_name,
-        role=role_of(body.input_type, body.task),
-        task=body.task,
+        body, inputs=inputs, token_ids=token_ids, prompt_name=body.prompt_name, role=role, task=body.task, **asked
     )
 
 

@@ -38,8 +38,16 @@ from noria.frontend.protocols.tei.bodies import (
 )
 from noria.frontend.services.texts.encoding import EncodingService
 from noria.frontend.services.texts.encoding_result import EncodingResult
-from noria.frontend.services.texts.ranking import RANKING_TASKS, ranking_inputs, ranking_logits
-from noria.frontend.services.texts.scores import Entity, entities, predictions, ranks, similarities
+from noria.frontend.services.texts.scores import (
+    RANKING_TASKS,
+    Entity,
+    entities,
+    predictions,
+    ranking_inputs,
+    ranking_logits,
+    ranks,
+    similarities,
+)
 from noria.frontend.services.texts.text_request import TextRequestSettings
 from noria.models.encoder.tokenizers.tokens import TextInput, Tokenizer
 from noria.protocol.text import Activation, EncoderModelSpec, EncoderTask
@@ -235,7 +243,7 @@ class TeiRoutes:
         """Return the labels of each text or pair, the best first."""
         body = apply_headers(body, http.headers)
         inputs, is_batch = split_predict_inputs(body.inputs)
-        result = await self._encode(http, as_settings(body, inputs), tasks)
+        result = await self._encode(http, as_settings(body, inputs=inputs), tasks)
         labels, activation, top_k = result.spec.labels, _activation(body, result.spec), None
         if body.parameters is not None:
             is_batch, top_k = True, body.parameters.top_k  # huggingface_hub's client reads a batch
@@ -252,8 +260,8 @@ class TeiRoutes:
             return await rank_documents(http, decode(raw, RerankDocumentsBody), self._encoding_service, "1")
         body = apply_headers(decode(raw, RerankRequestBody), http.headers)
         spec = self._encoding_service.find_model(body.model, http.state.context, RANKING_TASKS)
-        settings = as_settings(body, instruction=body.instruction)
-        settings = msgspec.structs.replace(settings, **ranking_inputs(spec, body.query, body.texts))
+        inputs = ranking_inputs(spec, body.query, body.texts)
+        settings = as_settings(body, instruction=body.instruction, **inputs)
         result = await self._encode(http, settings, RANKING_TASKS)
         activation: Activation = "identity" if body.raw_scores else result.spec.activation
         texts = body.texts if body.return_text else None
@@ -279,7 +287,7 @@ class TeiRoutes:
     async def _classify_tokens(self, http: Request, body: TokenClassificationRequestBody) -> Response:
         body = apply_headers(body, http.headers)
         inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        result = await self._encode(http, as_settings(body, inputs), ("token_classification",))
+        result = await self._encode(http, as_settings(body, inputs=inputs), ("token_classification",))
         parameters = body.parameters or TokenClassificationParameters()
 
         def encode() -> bytes:
@@ -296,7 +304,6 @@ class TeiRoutes:
 
 
 def _model_type(spec: EncoderModelSpec) -> ModelType:
-    """Return text-embeddings-inference's description of a model."""
     labelled = LabelledModel(
         {str(index): label for index, label in enumerate(spec.labels)},
         {label: index for index, label in enumerate(spec.labels)},
@@ -304,10 +311,8 @@ def _model_type(spec: EncoderModelSpec) -> ModelType:
     match spec.task:
         case "embedding":
             return ModelType(embedding=EmbeddingModel(",".join(spec.pooling)))
-        case "sparse_embedding":
-            return ModelType(embedding=EmbeddingModel("splade"))
-        case "token_embedding":
-            return ModelType(embedding=EmbeddingModel("none"))
+        case "sparse_embedding" | "token_embedding":
+            return ModelType(embedding=EmbeddingModel("splade" if spec.task == "sparse_embedding" else "none"))
         case "classification":
             return ModelType(classifier=labelled)
         case "reranking":
@@ -327,7 +332,6 @@ def _activation(body: PredictRequestBody, spec: EncoderModelSpec) -> Activation:
 def _entities_of_each(
     result: EncodingResult, inputs: Sequence[str], parameters: TokenClassificationParameters
 ) -> Iterator[list[Entity]]:
-    """Yield the entities of each text."""
     ignored = ("O",) if parameters.ignore_labels is None else parameters.ignore_labels
     aggregation = parameters.aggregation_strategy or "simple"
     rows = iter(result.rows)
@@ -337,7 +341,6 @@ def _entities_of_each(
 
 
 def _tokens_body(tokenizer: Tokenizer, inputs: Sequence[TextInput], *, add_special_tokens: bool) -> bytes:
-    """Return the tokens of each text as JSON."""
     return _list_body(
         msgspec.json.encode([
             Token(span.token_id, span.text, True, None, None)

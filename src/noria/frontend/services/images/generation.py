@@ -34,11 +34,12 @@ from noria.frontend.services.images.generation_types import (
     ImageTask,
     ResponseTimings,
     Written,
+    divide,
+    record_refusals,
+    request_attributes,
 )
 from noria.frontend.services.images.image_writer import to_base64, write_images
-from noria.frontend.services.images.refusals import divide, record_refusals
 from noria.frontend.services.images.request_validation import NO_IMAGES, validate
-from noria.frontend.services.images.span_attributes import request_attributes
 from noria.frontend.services.images.start_images import (
     NUM_UPLOAD_THREADS,
     LoadFiles,

@@ -19,11 +19,11 @@ from noria.frontend.services.images.request_images import (
     check_ip_adapter,
     check_needed_images,
     check_references,
+    check_second_pass,
     check_strength,
     default_size,
     own_size,
 )
-from noria.frontend.services.images.second_pass import check_second_pass
 from noria.images import scheduler_names
 from noria.images.a1111_metadata import split_networks
 from noria.images.start_image import RequestImageFacts, StartImageFacts

@@ -170,7 +170,6 @@ def _open(text: str, settings: EnlargingSettings, max_bytes: int) -> _OpenedImag
 
 
 def _resize(opened: _OpenedImage, upscaler: PixelUpscaler | None, file_format: ImageFormat) -> list[bytes]:
-    """Return a file of an image, resized by a filter."""
     image = Image.frombytes("RGB", opened.size_px, opened.rgb)
     if opened.result_px != opened.size_px:
         is_nearest = upscaler is not None and upscaler.name == NEAREST

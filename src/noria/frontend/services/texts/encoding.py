@@ -232,7 +232,6 @@ class EncodingService:
         return made, result.headers(seconds)
 
     def _record_span(self, stage: str, seconds: float) -> None:
-        """Record the span of a stage that has just ended."""
         if current_span().is_recording():
             now = time.time()
             span = self._tracer.start_span(stage, start_time=nanoseconds(now - seconds))

@@ -5,8 +5,8 @@ import openai
 import pytest
 
 from noria.config import FrontendConfig
+from noria.frontend.protocols.openai.models import capabilities_of
 from noria.frontend.services.images.request_validation import limits
-from noria.frontend.services.model_capabilities import capabilities_of
 from noria.protocol.request import ImageRequestBody
 
 

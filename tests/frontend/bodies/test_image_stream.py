@@ -2,8 +2,8 @@
 
 import asyncio
 
+from noria.frontend.bodies.image_stream import LatestUpdates, StreamedGeneration
 from noria.frontend.engines.results import PreviewImage, ProgressUpdate
-from noria.frontend.services.images.streaming import LatestUpdates, StreamedGeneration
 
 
 def test_unread_updates_are_every_preview_and_the_newest_progress():
