@@ -171,7 +171,8 @@ class A1111Routes:
         problems = Problems()
         with contextlib.ExitStack() as slots:
             raw = await self._body_reader.receive(http, slots)
-            body, sent = _decode(raw, body_type, problems)
+            # Not strict: as in A1111, "20" is a number.
+            body, sent = decode_with_ignored(raw, body_type, strict=False, prepare=drop_off_values, problems=problems)
             images = [*(body.init_images or ()), body.mask] if isinstance(body, Img2Img) else []
             check_body(sent, problems, has_image=isinstance(body, Img2Img))
             if not isinstance(body, Img2Img):
@@ -273,10 +274,9 @@ class A1111Routes:
     async def sd_models(self, _: Request) -> Response:
         """List the models served."""
         names = ("title", "model_name", "hash", "sha256", "filename", "config")
-        unopened = self._generation_service.submission.checkpoints.unopened
         facts = [
             *((title(spec), spec.name, spec.fingerprint) for spec in self._generation_service.list_models()),
-            *((name, name, None) for name in unopened),
+            *((name, name, None) for name in self._generation_service.submission.checkpoints.unopened),
         ]
         return json_response([dict(zip(names, (*each, None, each[1], None), strict=True)) for each in facts])
 
@@ -361,11 +361,6 @@ class A1111Routes:
     async def fixed(self, http: Request) -> Response:
         """Return what is the same for all models."""
         return json_response(_FIXED_RESPONSES[http.url.path.rpartition("/")[2]])
-
-
-def _decode(raw: bytes, body_type: type[Txt2ImgT], problems: Problems) -> tuple[Txt2ImgT, dict[str, Any]]:
-    """Return a body, and all its fields. As in A1111, "20" is a number."""
-    return decode_with_ignored(raw, body_type, strict=False, prepare=drop_off_values, problems=problems)
 
 
 def _generation_info(result: GenerationResult, body: Txt2Img, ignored: Sequence[str]) -> str:
