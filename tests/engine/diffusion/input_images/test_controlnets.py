@@ -179,13 +179,13 @@ def mixed():
             has_mask=k == 2,
             n=1 + (k == 6),
         )
-        for k in range(10)
+        for k in range(8)
     ]
 
 
 def test_images_with_and_without_controls_are_in_one_batch_as_each_alone(served, monkeypatch):
     spec, executor, _ = served
-    requests, arrivals = mixed(), [(7 * k) % 5 for k in range(10)]
+    requests, arrivals = mixed(), [(7 * k) % 5 for k in range(8)]
     together = assert_latents_as_alone(executor, requests, monkeypatch, arrivals, frame)
     plain = [
         msgspec.structs.replace(each, payload=msgspec.structs.replace(each.payload, controls=())) for each in requests

@@ -191,10 +191,10 @@ def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     assert by_name[apart].elsewhere == {name: num_bytes for name, num_bytes in now.weights.items() if name in texts}
     assert set(by_name[apart].weights) == {"transformer", "vae"}
     chosen = msgspec.structs.replace(config, quantize="nf4")
-    assert estimate_memory(spec, chosen) == by_name[nf4]
+    assert weights_of(spec, chosen).here == by_name[nf4].weights
     assert find_quantizations(spec, chosen, by_name[nf4], "cuda:0") == ()
-    elsewhere = resolve_auto(EngineConfig(dtype="float32", text_encoder_device="cpu"), spec, "cuda:0", gpu)
-    assert estimate_memory(spec, elsewhere) == by_name[apart]
+    all_settings = {"dtype": "bfloat16", "vae_tiling": True, "text_encoder_device": "cpu", "quantize": "nf4"}
+    assert estimate_memory(spec, msgspec.structs.replace(config, **all_settings)) == changes[-1].estimate
 
 
 def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
