@@ -59,7 +59,7 @@ def flux_folder(tmp_path_factory):
 @pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder", "flux_folder"])
 def served(request, tmp_path_factory):
     folder = request.getfixturevalue(request.param)
-    kinds = ("flux",) if request.param == "flux_folder" else KINDS
+    kinds = {"flux_folder": ("flux",), "tiny_xl_folder": ("plus",)}.get(request.param, KINDS)
     return *load_with(folder, save_ip_adapters(tmp_path_factory.mktemp("served") / "models", folder, kinds)), folder
 
 
