@@ -138,6 +138,11 @@ def assert_adapter_changes_its_image_alone(bare, make_request, folder, *endings)
 
 def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):
     """The latents of each request's image, from a batch of all."""
+    return latents_and_images(executor, requests, monkeypatch, arrivals, frames)[0]
+
+
+def latents_and_images(executor, requests, monkeypatch, arrivals=None, frames=None):
+    """The latents of each request's last image, by its id, and all images, as `generate`, from one batch."""
     model_decode, found, executor_decode = executor.model.decode, {}, type(executor)._decode
     decoding = []  # assignments of the call that runs
 
@@ -153,8 +158,7 @@ def final_latents(executor, requests, monkeypatch, arrivals=None, frames=None):
     with monkeypatch.context() as patch:
         patch.setattr(executor.model, "decode", decode)
         patch.setattr(type(executor), "_decode", decode_images)
-        generate(executor, requests, arrivals, frames)
-    return found
+        return found, generate(executor, requests, arrivals, frames)
 
 
 def relative(left, right):
@@ -209,8 +213,10 @@ def evicted_image(executor, request, call, frame=None):
     scheduler = "flow-unipc" if request.payload.scheduler.startswith("flow-") else "pndm"
     submit("urgent", "high", seed=seed, inference_steps=3 * steps, scheduler=scheduler, refiner=None)
     plans = []
-    while (iteration := loop.run_iteration()) is not None:
-        plans.append(iteration.plan)
+    while not any(isinstance(each, RequestEnded) and each.event.attempt_id == "evicted" for each in events):
+        plans.append(loop.run_iteration().plan)
+    for name in ("first", "urgent"):
+        loop.cancel(name)
     (evicted,) = plans[0].evictions
     (returned,) = [each for plan in plans for each in plan.returns]
     assert evicted.image == returned.image == ItemId("evicted", 0)

@@ -18,6 +18,7 @@ PIPELINES = {
 }
 
 
+@functools.cache
 def open_pipelines(spec):
     """diffusers' pipelines for a start image alone and for one with a mask."""
     return [open_pipeline(each, spec.folder) for each in PIPELINES[spec.family]]

@@ -54,8 +54,18 @@ def spec(tiny_folder):
     return open_model(str(tiny_folder))
 
 
+@pytest.fixture(scope="module")
+def measured_cache(tiny_folder, tmp_path_factory):
+    """A cache folder with the costs of the tiny model, as an earlier start of the engine left it."""
+    folder, threads = tmp_path_factory.mktemp("measured"), torch.get_num_threads()
+    load_runtime([open_model(str(tiny_folder))], EngineConfig(slots=2, threads=1, cache_dir=str(folder)), "cpu")
+    torch.set_num_threads(threads)
+    return folder
+
+
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, measured_cache):
+    shutil.copytree(measured_cache, tmp_path / "cache")
     # Beside other tests, which use all cores, a load at niceness 19 takes minutes.
     return EngineConfig(slots=2, threads=1, mount_niceness=5, cache_dir=str(tmp_path / "cache"))
 

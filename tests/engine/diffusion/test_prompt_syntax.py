@@ -58,7 +58,7 @@ def a1111(text, **fields):
     return ClipPrompt(text, "a1111", **fields)
 
 
-@pytest.mark.parametrize("prompt", ["", "a red circle, a star", LONG[:30]])
+@pytest.mark.parametrize("prompt", ["", "a red circle, a star"])
 def test_weights_of_1_give_the_plain_image_bit_by_bit(executor, prompt):
     plain = generate(executor, [make_request(1, prompt)])["r1", 0]
     for text in (prompt, f"({prompt}:1)", f"([{prompt}])" if prompt else "()"):
@@ -130,17 +130,15 @@ def test_prompts_of_other_lengths_share_calls_and_are_as_alone(executor):
         "a star",
         LONG,
         f"{LONG} BREAK (a star:1.3)",
-        f"{LONG}, " * 3,
-        f"{LONG}, " * 7,
+        f"{LONG}, " * 5,
         "(a [red] circle)",
         "BREAK a star",
-        "",
     ]
     requests = [
         make_request(k, text, prompt_syntax="a1111" if k else None, negative_prompt=texts[k - 3])
         for k, text in enumerate(texts)
     ]
-    assert_as_alone(executor, requests, [0, 1, 0, 2, 1, 0, 0, 1])
+    assert_as_alone(executor, requests, [0, 1, 0, 2, 1, 0])
 
 
 def test_with_padded_rows_prompts_of_other_lengths_change_bits_and_those_of_one_length_none(tiny_folder, monkeypatch):
@@ -259,7 +257,7 @@ def test_changing_and_joined_prompts_are_as_alone_also_moved_and_evicted(executo
         make_edited(0),
         make_edited(1, "a star AND [a red circle|a blue square]:0.7 AND black:-0.2", scheduler="euler-a"),
         make_request(2, "a star"),
-        make_edited(3, "[a|b] circle", guidance_scale=1.0, scheduler="dpm++2m", inference_steps=20, calls=0.5),
+        make_edited(3, "[a|b] circle", guidance_scale=1.0, scheduler="dpm++2m", inference_steps=10, calls=0.5),
         make_edited(4, f"[a star:{LONG}:0.5]", second_pass=SecondPass(48, 32, 5, 0.6)),
         make_edited(5, "a star AND a circle", guidance_scale=1.0),
     ]

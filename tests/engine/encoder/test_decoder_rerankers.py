@@ -118,7 +118,6 @@ def assert_scores(spec: EncoderModelSpec, expected: Sequence[float], session: Se
 
 KINDS = {
     "qwen3": as_published,
-    "one layer": lambda folder: as_published(folder, num_hidden_layers=1),
     "tied": lambda folder: as_published(folder, tie_word_embeddings=True),
     "qwen2": lambda folder: as_published(folder, "Qwen2ForCausalLM"),
     "mistral": lambda folder: as_published(folder, "MistralForCausalLM", sliding_window=None),
@@ -146,11 +145,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(
     ("made", "path"),
     # Torch traces a layer of a decoder for 5 s.
-    [
-        *[(kind, "torch") for kind in KINDS],
-        ("one layer", "graph"),
-        pytest.param("qwen3", "graph", marks=pytest.mark.slow),
-    ],
+    [*[(kind, "torch") for kind in KINDS], pytest.param("qwen3", "graph", marks=pytest.mark.slow)],
     indirect=["made"],
 )
 def test_it_computes_the_scores(made: tuple[EncoderModelSpec, Any], path: str, tmp_path: pathlib.Path) -> None:

@@ -55,11 +55,11 @@ def embedding_gemma(folder: pathlib.Path) -> None:
     add_dense(folder, (32, 128, IDENTITY, False), (128, 32, IDENTITY, False))
 
 
-def qwen3_embedding(folder: pathlib.Path, **config: Any) -> None:
+def qwen3_embedding(folder: pathlib.Path) -> None:
     """The last token's state, of a class whose head is not used; queries have an instruction."""
     instruction = "Instruct: Given a web search query, retrieve relevant passages\nQuery:"
     files = {"config_sentence_transformers": {"prompts": {"query": instruction, "document": ""}}}
-    make_encoder(folder, "Qwen3ForCausalLM", config, **last_token(), **files)
+    make_encoder(folder, "Qwen3ForCausalLM", **last_token(), **files)
     change_json(folder / "1_Pooling/config.json", include_prompt=True)
 
 
@@ -67,17 +67,9 @@ def qwen2_embedding(folder: pathlib.Path) -> None:
     make_encoder(folder, "Qwen2Model", **last_token())
 
 
-def mistral_embedding(folder: pathlib.Path, **config: Any) -> None:
+def mistral_embedding(folder: pathlib.Path) -> None:
     """The kind of E5's, with a window, here of 8 tokens."""
-    make_encoder(folder, "MistralModel", config, **last_token())
-
-
-def qwen3_of_one_layer(folder: pathlib.Path) -> None:
-    qwen3_embedding(folder, num_hidden_layers=1)
-
-
-def mistral_of_one_layer(folder: pathlib.Path) -> None:
-    mistral_embedding(folder, num_hidden_layers=1)
+    make_encoder(folder, "MistralModel", **last_token())
 
 
 def last_token() -> dict[str, Any]:
@@ -113,12 +105,12 @@ DECODERS = [qwen3_embedding, qwen2_embedding, mistral_embedding]
 KINDS = [labse, distiluse, stella, embedding_gemma, normalized_between, model2vec, *DECODERS]
 
 
-# Torch traces a layer of a decoder for 5 s; of the two that stay, one has norms of queries, and one a window.
+# Torch traces a layer of a decoder for 5 s.
 SLOW = (embedding_gemma, *DECODERS)
 CASES = [pytest.param(each, "torch", id=f"{each.__name__}-torch") for each in KINDS]
 CASES += [
     pytest.param(each, "graph", id=f"{each.__name__}-graph", marks=[pytest.mark.slow] * (each in SLOW))
-    for each in (*KINDS, qwen3_of_one_layer, mistral_of_one_layer)
+    for each in KINDS
 ]
 
 

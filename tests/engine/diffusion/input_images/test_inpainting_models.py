@@ -16,6 +16,7 @@ from generating import (
     assert_latents_as_alone,
     difference,
     final_latents,
+    latents_and_images,
     load,
     loop_of,
     relative,
@@ -62,7 +63,7 @@ FAST = ("pndm", "heun", "dpm++2m-sde")
 CASES = [
     pytest.param(folder, name, marks=() if name in FAST else pytest.mark.slow)
     for folder in ("inpainting_folder", "inpainting_xl_folder")
-    for name in SCHEDULERS
+    for name in (SCHEDULERS if folder == "inpainting_folder" else FAST[1:])
 ]
 
 
@@ -71,40 +72,41 @@ def test_each_scheduler_gives_the_images_of_the_pipelines(served, name):
     _, executor, pipelines = served
     requests = [
         make_request(number, strength=strength, scheduler=name, has_mask=True)
-        for number, strength in enumerate([0.3, 0.75, 1.0, 0.9999])
+        for number, strength in enumerate([0.3, 1.0, 0.9999])
     ]
-    images = generate_all(executor, requests, [0, 1, 3, 4])
+    images = generate_all(executor, requests, [0, 1, 3])
     for request in requests:
         theirs = generate_with_pipeline(pipelines, request)
         assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
 
 
 def mixed_requests():
-    """Images of different masks, strengths, steps, schedulers and guidance; the last has another size."""
+    """Images of different masks, strengths, steps, schedulers and guidance; one has another size."""
     names = ["ddim", "euler-a", "dpm++2m-karras", "pndm", "heun", "unipc", "lcm", "kdpm2"]
     return [
         make_request(
             k,
             scheduler=names[k % 8],
-            inference_steps=4 + k % 5,
+            inference_steps=4 + k % 3,
             strength=[1.0, 0.5, 0.8, 0.99][k % 4],
             has_mask=True,
             n=1 + (k == 2),
-            width=64 if k == 9 else 48,
+            width=64 if k == 6 else 48,
         )
-        for k in range(10)
+        for k in range(8)
     ]
 
 
 @pytest.mark.parametrize("served", ["inpainting_folder", "inpainting_xl_folder"], indirect=True)
 def test_each_image_of_a_mixed_batch_is_as_it_is_alone(served, monkeypatch):
     _, executor, pipelines = served
-    requests, arrivals = mixed_requests(), [(5 * k) % 9 for k in range(10)]
-    assert_latents_as_alone(executor, requests, monkeypatch, arrivals, frame)
-    images = generate_all(executor, requests, arrivals)
-    for request in requests[:2]:
-        theirs = generate_with_pipeline(pipelines, request)
-        assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
+    requests, arrivals = mixed_requests(), [(5 * k) % 9 for k in range(8)]
+    latents, images = latents_and_images(executor, requests, monkeypatch, arrivals, frame)
+    for request in requests:
+        alone = final_latents(executor, [request], monkeypatch, frames=frame)[request.request_id]
+        assert relative(latents[request.request_id], alone) <= LATENTS_TOLERANCE, request
+    theirs = generate_with_pipeline(pipelines, requests[1])
+    assert difference(images["r1", 0], theirs) <= PARITY_TOLERANCE
     second = make_request(2, **fields_of(requests[2]) | {"seed": requests[2].payload.seed + 1, "n": 1})
     assert difference(generate_all(executor, [second])["r2", 0], images["r2", 1]) <= NATURAL_TOLERANCE
 

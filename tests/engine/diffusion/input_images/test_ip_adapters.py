@@ -59,7 +59,7 @@ def flux_folder(tmp_path_factory):
 @pytest.fixture(scope="module", params=["tiny_folder", "tiny_xl_folder", "flux_folder"])
 def served(request, tmp_path_factory):
     folder = request.getfixturevalue(request.param)
-    kinds = ("flux",) if request.param == "flux_folder" else KINDS
+    kinds = {"flux_folder": ("flux",), "tiny_xl_folder": ("plus",)}.get(request.param, KINDS)
     return *load_with(folder, save_ip_adapters(tmp_path_factory.mktemp("served") / "models", folder, kinds)), folder
 
 
@@ -122,19 +122,19 @@ def pipeline(spec, adapters, name):
 def test_images_are_those_of_the_pipelines(served):
     spec, executor, _ = served
     for kind, file in IpAdapterFiles.of(executor.config).for_model(spec).items():
-        requests = [make_request(executor, k, kind, scale, n=1 + k // 3) for k, scale in enumerate([0.5, 1, 1, 0.5])]
+        requests = [make_request(executor, k, kind, scale) for k, scale in enumerate([0.5, 1.0])]
         images = generate_all(executor, requests)
         pipe = pipeline(spec, file.path.parent, kind)
-        for request in requests[:3]:
+        for request in requests:
             # The pipeline of XL leaves steps_offset as the folder has it.
             overrides = {"stable-diffusion": {"steps_offset": 1, "clip_sample": False}, "flux": {}}
             set_scheduler(pipe, request, spec.folder, **overrides.get(spec.family, {"clip_sample": False}))
             pipe.set_ip_adapter_scale(request.payload.ip_adapter.scale)
             theirs = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
             assert difference(images[request.request_id, 0], theirs) <= PARITY_TOLERANCE, request
-            pipe.set_ip_adapter_scale(0.0)
-            without = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
-            assert difference(without, theirs) > 2 * PARITY_TOLERANCE, request
+        pipe.set_ip_adapter_scale(0.0)
+        without = run_pipeline(pipe, request, ip_adapter_image=image_of(request))
+        assert difference(without, theirs) > 2 * PARITY_TOLERANCE, request
 
 
 def mixed(executor):
@@ -150,16 +150,16 @@ def mixed(executor):
             k,
             *choices[k % 6],
             scheduler=names[k % 4],
-            inference_steps=3 + k % 4,
+            inference_steps=3 + k % 2,
             n=1 + (k == 7),
             **(of_flux if is_flux else of_unets)[k in (2, 6)],
         )
-        for k in range(12)
+        for k in range(8)
     ]
 
 
 def test_a_mixed_batch_is_as_each_alone(served, monkeypatch):
-    assert_latents_as_alone(served[1], mixed(served[1]), monkeypatch, [(7 * k) % 5 for k in range(12)], frame)
+    assert_latents_as_alone(served[1], mixed(served[1]), monkeypatch, [(7 * k) % 5 for k in range(8)], frame)
 
 
 def test_rows_without_one_or_of_scale_0_are_the_bare_models_in_every_bit(served, monkeypatch):
@@ -186,7 +186,7 @@ def test_with_padded_rows_they_are_equal_in_every_bit(name, tmp_path, request):
     folder = request.getfixturevalue(name)
     adapters = save_ip_adapters(tmp_path / "models", folder, ("flux",) if name == "flux_folder" else KINDS)
     _, executor = load_with(folder, adapters, buckets=(32,))
-    assert_as_alone(executor, mixed(executor)[:8], [(7 * k) % 4 for k in range(8)], frame, tolerance=0)
+    assert_as_alone(executor, mixed(executor), [(7 * k) % 4 for k in range(8)], frame, tolerance=0)
 
 
 def test_with_padded_rows_attention_reads_as_many_rows_whichever_have_an_image(tiny_folder, tmp_path):
@@ -202,10 +202,10 @@ def test_with_padded_rows_attention_reads_as_many_rows_whichever_have_an_image(t
 
 def test_moved_and_evicted_images_are_those_of_an_undisturbed_run(served):
     _, executor, _ = served
-    request = make_request(executor, 1, 2, inference_steps=6)
+    request = make_request(executor, 1, 2)
     undisturbed = generate_all(executor, [request])["r1", 0]
-    assert difference(moved_image(executor, request, 3, frame(request)), undisturbed) <= 1
-    assert difference(evicted_image(executor, request, 3, frame(request)), undisturbed) <= 1
+    assert difference(moved_image(executor, request, 2, frame(request)), undisturbed) <= 1
+    assert difference(evicted_image(executor, request, 2, frame(request)), undisturbed) <= 1
 
 
 def test_an_image_is_encoded_once_for_its_request_and_with_others_at_once(served, monkeypatch):
@@ -236,14 +236,13 @@ def test_loras_and_images_share_a_batch(tiny_folder, tmp_path, monkeypatch):
         assert relative(one, other) > 1e-3
 
 
-@pytest.mark.parametrize("attention", ["plain", "sliced"])
-def test_they_are_the_same_with_each_attention(tiny_folder, tmp_path, attention):
+def test_they_are_the_same_with_each_attention(tiny_folder, tmp_path):
     adapters = save_ip_adapters(tmp_path / "models", tiny_folder, ("plain",))
-    images = [
+    image, *others = [
         generate_all(executor, [make_request(executor, 1, "plain")])["r1", 0]
-        for executor in (load_with(tiny_folder, adapters, attention=each)[1] for each in ("sdpa", attention))
+        for executor in (load_with(tiny_folder, adapters, attention=each)[1] for each in ("sdpa", "plain", "sliced"))
     ]
-    assert difference(*images) <= 1
+    assert [difference(each, image) <= 1 for each in others] == [True, True]
 
 
 def test_adapters_that_are_not_loaded_are_rejected(served):

@@ -20,6 +20,7 @@ from noria.engine.diffusion.sizing.memory_estimate import (
     find_changes,
     find_quantizations,
 )
+from noria.engine.diffusion.sizing.weight_bytes import weights_of
 from noria.models.catalog import count_parameters, open_model
 from noria.models.diffusion import block_quantization
 from noria.models.diffusion.conditioning import collate
@@ -29,14 +30,11 @@ from noria.models.families import FAMILIES
 from noria.protocol.diffusion import DiffusionModelSpec
 
 FOLDERS = {
-    "stable-diffusion": tiny_models.save_stable_diffusion,
     "stable-diffusion-xl": tiny_models.save_stable_diffusion_xl,
     "inpainting": lambda folder: tiny_models.save_stable_diffusion(folder, unet=tiny_models.INPAINTING_UNET),
     "fill": lambda folder: tiny_models.save_flux(folder, transformer=tiny_models.FILL_TRANSFORMER),
     "stable-diffusion-3": tiny_models.save_stable_diffusion_3,
-    "flux": tiny_models.save_flux,
     "flux, kontext": lambda folder: tiny_models.save_flux(folder, pipeline="FluxKontextPipeline"),
-    "flux-2-klein": tiny_models.save_flux_2_klein,
     "flux-2-dev": tiny_models.save_flux_2_dev,
     "flux-2-klein, distilled": lambda folder: tiny_models.save_flux_2_klein(folder, is_distilled=True),
     "chroma": tiny_models.save_chroma,
@@ -91,7 +89,7 @@ def test_activations_are_those_that_the_real_model_allocates(family: str, tmp_pa
         allocated_bytes(lambda: model.decode(torch.zeros(2, *shape))), rel=0.2
     )
     assert estimate.rows_per_image == (
-        1 if family in ("flux", "fill", "flux, kontext", "flux-2-dev", "flux-2-klein, distilled") else 2
+        1 if family in ("fill", "flux, kontext", "flux-2-dev", "flux-2-klein, distilled") else 2
     )
     kept = (9 * shape[0] + latents.shape[1] - shape[0]) * shape[1] * shape[2]  # samples, outputs, noise, mask
     # Where the input has no mask: the latents and the noise of what is kept, and a byte of a mask.
@@ -113,11 +111,19 @@ def test_slots_are_those_that_fit() -> None:
     assert [bucketed.needed(slots) for slots in (1, 4, 8)] == [1007 + 5 + 25, 1007 + 20 + 100, 1007 + 40 + 100]
 
 
-def test_controlnets_are_counted(tmp_path: Any) -> None:
-    spec = open_model(str(tiny_models.save_stable_diffusion_xl(tmp_path / "model")))
-    edges = tiny_models.save_controlnet(tmp_path / "edges", tmp_path / "model")
-    config = resolve_auto(EngineConfig(controlnets=(str(edges),)), spec, "cpu", Machine(1, has_cuda=False))
-    estimate, bare = estimate_memory(spec, config), estimate_memory(spec, EngineConfig(dtype="float32"))
+@pytest.fixture(scope="module")
+def xl(tiny_xl_folder: pathlib.Path) -> tuple[DiffusionModelSpec, EngineConfig, MemoryEstimate]:
+    """A model, the settings of an engine that adds nothing to it, and its estimate."""
+    spec = open_model(str(tiny_xl_folder))
+    config = resolve_auto(EngineConfig(), spec, "cpu", Machine(1, has_cuda=False))
+    return spec, config, estimate_memory(spec, config)
+
+
+def test_controlnets_are_counted(xl: Any, tmp_path: Any) -> None:
+    spec, without, bare = xl
+    edges = tiny_models.save_controlnet(tmp_path / "edges", spec.path)
+    config = msgspec.structs.replace(without, controlnets=(str(edges),))
+    estimate = estimate_memory(spec, config)
     model = FAMILIES[spec.family].load(spec, config, "cpu")
     part = model.controlnets._parts["edges"]
     assert estimate.weights == dict(bare.weights) | {
@@ -136,12 +142,12 @@ def test_controlnets_are_counted(tmp_path: Any) -> None:
     assert estimate.row > bare.row
 
 
-def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -> None:
+def test_a_refiner_counts_with_its_weights_and_its_larger_calls(xl: Any, tmp_path: Any) -> None:
+    spec, without, bare = xl
     wide = {"block_out_channels": (32, 64)}  # those of the model are half as wide
     folder = tiny_models.save_xl_refiner(tmp_path / "refiner", unet=wide)
-    spec = open_model(str(tiny_models.save_stable_diffusion_xl(tmp_path / "model")))
-    config = resolve_auto(EngineConfig(refiners=(str(folder),)), spec, "cpu", Machine(1, has_cuda=False))
-    estimate, bare = (estimate_memory(spec, each) for each in (config, msgspec.structs.replace(config, refiners=())))
+    config = msgspec.structs.replace(without, refiners=(str(folder),))
+    estimate = estimate_memory(spec, config)
     refiner = FAMILIES[spec.family].load(spec, config, "cpu").refiner
     parts = {"unet": refiner._denoiser._unet, "text_encoder_2": refiner._text_encoder[1]}
     of_refiner = {f"refiner's {name}": sum(each.nbytes for each in part.parameters()) for name, part in parts.items()}
@@ -156,9 +162,9 @@ def test_a_refiner_counts_with_its_weights_and_its_larger_calls(tmp_path: Any) -
     assert estimate.row * 4 == pytest.approx(allocated_bytes(predict), rel=0.2)
     assert estimate.row > bare.row
     assert estimate.graph_row == bare.row + estimate.row, "each of the two UNets has graphs of its own"
-    elsewhere = estimate_memory(spec, msgspec.structs.replace(config, text_encoder_device="cuda:1"))
-    assert elsewhere.elsewhere["refiner's text_encoder_2"] == of_refiner["refiner's text_encoder_2"]
-    assert "refiner's text_encoder_2" not in elsewhere.weights
+    weights = weights_of(spec, msgspec.structs.replace(config, text_encoder_device="cuda:1"))
+    assert weights.elsewhere["refiner's text_encoder_2"] == of_refiner["refiner's text_encoder_2"]
+    assert "refiner's text_encoder_2" not in weights.here
 
 
 def open_small_flux(folder: pathlib.Path, side_px: int) -> DiffusionModelSpec:
@@ -184,12 +190,11 @@ def test_changes_take_less_each_alone_and_all_together(tmp_path: Any) -> None:
     texts = {"text_encoder", "text_encoder_2"}
     assert by_name[apart].elsewhere == {name: num_bytes for name, num_bytes in now.weights.items() if name in texts}
     assert set(by_name[apart].weights) == {"transformer", "vae"}
-    for quantize, name in (("int8", int8), ("nf4", nf4)):
-        chosen = msgspec.structs.replace(config, quantize=quantize)
-        assert estimate_memory(spec, chosen) == by_name[name]
-        assert find_quantizations(spec, chosen, by_name[name], "cuda:0") == ()
-    elsewhere = resolve_auto(EngineConfig(dtype="float32", text_encoder_device="cpu"), spec, "cuda:0", gpu)
-    assert estimate_memory(spec, elsewhere) == by_name[apart]
+    chosen = msgspec.structs.replace(config, quantize="nf4")
+    assert weights_of(spec, chosen).here == by_name[nf4].weights
+    assert find_quantizations(spec, chosen, by_name[nf4], "cuda:0") == ()
+    all_settings = {"dtype": "bfloat16", "vae_tiling": True, "text_encoder_device": "cpu", "quantize": "nf4"}
+    assert estimate_memory(spec, msgspec.structs.replace(config, **all_settings)) == changes[-1].estimate
 
 
 def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
@@ -204,15 +209,11 @@ def test_what_the_loader_of_a_quantized_folder_refuses_is_not_proposed(
     }
     for module in (memory_estimate, block_quantization):
         monkeypatch.setattr(module, "read_quantization", lambda file: quantizations.get(file.parent.name))
-    names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
-    assert not names
-    quantizations.clear()
-    names = {name for change in find_changes(spec, config, "cuda:0") for name in change.names}
-    assert names > {"--dtype bfloat16", "--text-encoder-device cpu"}
+    assert find_changes(spec, config, "cuda:0") == (), "a folder that is not quantized has more: see above"
 
 
 def test_in_bfloat16_on_a_cpu_only_quantization_takes_less(tmp_path: Any) -> None:
-    spec = open_model(str(tiny_models.save_stable_diffusion(tmp_path / "model")))
+    spec = open_small_flux(tmp_path / "model", 64)
     config = resolve_auto(EngineConfig(dtype="bfloat16"), spec, "cpu", Machine(1, has_cuda=False))
     names = [change.names for change in find_changes(spec, config, "cpu")]
     assert names == [("--quantize int8",), ("--quantize nf4",)]

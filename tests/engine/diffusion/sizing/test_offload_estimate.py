@@ -19,8 +19,8 @@ GPU = Machine(16, has_cuda=True)
 
 
 @pytest.fixture(scope="module")
-def spec():
-    return open_model("bundled")
+def spec(tiny_folder):
+    return open_model(str(tiny_folder))
 
 
 def test_rows_hide_the_copy_of_a_published_size_as_computed_by_hand():
@@ -31,7 +31,7 @@ def test_rows_hide_the_copy_of_a_published_size_as_computed_by_hand():
 def test_each_kind_of_offloading_takes_less_than_the_one_before(spec):
     config = resolve_auto(EngineConfig(), spec, "cuda:0", GPU)
     estimate = estimate_memory(spec, config)
-    assert estimate.row_flops > 10**8
+    assert estimate.row_flops > 10**6
     changes = find_offloads(spec, config, estimate, "cuda:0", None)
     needed = [estimate.needed(4), *(change.estimate.needed(4) for change in changes)]
     assert [change.names for change in changes] == [("--offload encoders",), ("--offload blocks",)]

@@ -40,7 +40,7 @@ def test_a_real_engine_has_the_slots_that_fit_its_memory(bundled_folder, tmp_pat
 
     def free_bytes(device):
         read.append(device)
-        return 4 * MIB
+        return 2 * MIB
 
     def load(**settings):
         config = EngineConfig(dtype="float32", threads=1, cache_dir=str(tmp_path), **settings)

@@ -128,11 +128,11 @@ def frame_of(request, picture, edges):
 def test_of_the_bundled_model_it_shows_what_the_first_pass_shows(bundled_folder):
     spec, executor = load(bundled_folder)
     side_px = spec.default_width_px
-    second = SecondPass(side_px * 5 // 4, side_px * 5 // 4, inference_steps=20, strength=0.3)
+    second = SecondPass(side_px * 5 // 4, side_px * 5 // 4, inference_steps=12, strength=0.3)
     texts = ["a red circle above a blue square", "a green star"]
     requests = [
         make_request(k, each, prompt=texts[k // 2], seed=7, guidance_scale=5.0, width=side_px, height=side_px,
-                     inference_steps=20, scheduler="dpm++2m")
+                     inference_steps=12, scheduler="dpm++2m")
         for k, each in enumerate((second, None, None))
     ]  # fmt: skip
 

@@ -18,7 +18,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from noria.config import EngineConfig
@@ -111,8 +110,9 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
     model: DiffusionModel = family.load(spec, eager, "meta")
     shape = model.latent_shape(spec.default_width_px, spec.default_height_px)
     with torch.inference_mode():
-        with _StorageCounter():
+        with _counting() as of_prompt:
             (conditioning,) = model.text_encode([LONGEST_PROMPT])
+        with _StorageCounter():
             reference = _reference(model, spec)
         num_channels = input_channels(model, shape)
         rows = [_row_bytes(model, (num_channels, *shape[1:]), conditioning, reference)]
@@ -120,7 +120,6 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
             _predict(model, 1, (num_channels, *shape[1:]), conditioning, reference)
         flops = counter.get_total_flops()
         decoded = _peak_bytes(lambda: model.decode(torch.empty(1, *shape, device="meta")))
-        prompt = _peak_bytes(lambda: model.text_encode([LONGEST_PROMPT]))
         embeddings, num_caches = conditioning.nbytes, 1
         if isinstance(model, RefinedModel) and model.refiner is not None:
             with _StorageCounter():
@@ -134,7 +133,7 @@ def estimate_memory(spec: DiffusionModelSpec, config: EngineConfig) -> MemoryEst
         weights=weights.here,
         row=max(rows),
         decoded_image=decoded,
-        prompt=0 if weights.elsewhere else prompt,
+        prompt=0 if weights.elsewhere else of_prompt.peak,
         slot=slot + rows_per_image * embeddings,
         rows_per_image=rows_per_image,
         decode_batch=min(config.decode_batch, max(1, MAX_PIXELS // (spec.default_width_px * spec.default_height_px))),
@@ -326,8 +325,15 @@ class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now -= num_bytes
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an operation's arguments or results, which only lists, tuples and dicts hold."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for each in tree:
+            yield from _tensors(each)
+    elif isinstance(tree, dict):
+        yield from _tensors(tuple(tree.values()))
 
 
 class _FusedAttention(TorchFunctionMode):
