@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from noria.protocol.model_spec import ModelKey
@@ -185,7 +185,7 @@ def test_a_batch_waits_for_company_only_while_another_runs_and_only_until_its_li
     submit(scheduler, "alone", 30)
     running = scheduler.plan(0.0)
     assert names(running) == ["alone"], "the device was idle"
-    submit(scheduler, "waits", 30, now=1.0)
+    submit(scheduler, "waits", 256, now=1.0)  # another one as long just fits
     assert (scheduler.plan(1.0), scheduler.next_deadline()) == (None, 1.5)
     scheduler.commit(running, BatchResult(), 1.1)
     waited = scheduler.plan(1.1)
@@ -200,6 +200,7 @@ def test_a_batch_waits_for_company_only_while_another_runs_and_only_until_its_li
     [
         pytest.param(lambda scheduler: submit(scheduler, "x", *[30] * 8), id="enough texts wait"),
         pytest.param(lambda scheduler: submit(scheduler, "x", 300), id="its length uses up the budget"),
+        pytest.param(lambda scheduler: submit(scheduler, "x", 257), id="no other as long fits"),
         pytest.param(lambda scheduler: submit(scheduler, "x", 30, deadline=0.7), id="its deadline allows no wait"),
     ],
 )
@@ -221,8 +222,9 @@ def test_a_batch_is_small_enough_for_its_leaders_deadline():
 
 def test_before_anything_is_measured_deadlines_limit_no_batch():
     scheduler = BatchScheduler(1)
-    submit(scheduler, "a", *[30] * 8, deadline=1.0)
-    assert len(scheduler.plan(0.0).rows) == 8
+    for num_texts in (2, 8):
+        submit(scheduler, "a", *[30] * num_texts, deadline=1.0)
+        assert len(run_batch(scheduler)[0].rows) == num_texts
 
 
 def test_a_request_that_cannot_meet_its_deadline_any_more_goes_last():
@@ -363,6 +365,21 @@ def test_the_cost_model_and_the_backlog_learn_from_commits():
     assert scheduler.backlog_s == pytest.approx(0.266, rel=0.1)
 
 
+@pytest.mark.parametrize("leaves_some", [False, True])
+def test_only_batches_that_leave_texts_waiting_teach_how_long_a_full_queue_takes(leaves_some):
+    scheduler = make_scheduler()
+    submit(scheduler, "first", 500, priority="low")
+    before_s = scheduler.backlog_s
+    if not leaves_some:
+        run_batch(scheduler)
+    for _ in range(60):  # batches of one token, with all the overhead of a call
+        submit(scheduler, "short", 1)
+        assert names(run_batch(scheduler, seconds=0.011)[0]) == ["short"]
+    if not leaves_some:
+        submit(scheduler, "again", 500)
+    assert scheduler.backlog_s == pytest.approx((7.0 if leaves_some else 1.0) * before_s, rel=0.01)
+
+
 def test_a_slowdown_fades_while_the_server_is_idle():
     scheduler = make_scheduler()
     scheduler.costs.slowdown = 3.0
@@ -482,6 +499,15 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
         return request.attempt_id
+
+    @invariant()
+    def the_tokens_of_the_clients_are_those_of_all(self):
+        table = self.scheduler._table
+        by_client = Counter()
+        for tokens in table.tokens_by_client.values():
+            by_client.update(tokens)
+        assert by_client == table.waiting_tokens
+        assert by_client.total() == sum(each.waiting_tokens for each in table.requests.values())
 
     @rule(attempt_id=consumes(requests))
     def cancel(self, attempt_id):

@@ -316,6 +316,16 @@ def test_the_most_urgent_image_joins_and_steps_first():
     assert [(step.image.attempt_id, step.call) for step in plan.steps] == [("patient", 1)]
 
 
+@pytest.mark.parametrize("num_of_other", [1, 2])
+def test_the_size_of_one_client_gets_as_many_calls_as_that_of_anothers_heap(num_of_other):
+    costs = CostModel(steps={key: CostCurve({1: 1.0, 8: 1.0}) for key in (SMALL, LARGE)})
+    scheduler = StepScheduler(8, costs=costs, policy=POLICIES["fair"])
+    scheduler.submit(make_request("heap", calls=99, images=6, client="a"), 0.0)
+    scheduler.submit(make_request("own", calls=99, images=num_of_other, batch_key=LARGE, client="b"), 0.0)
+    own = [run_iteration(scheduler)[0].steps[0].image.attempt_id == "own" for _ in range(16)]
+    assert abs(sum(own) - 8) <= 1
+
+
 def test_an_exclusive_request_shares_the_batch_with_no_other():
     scheduler = StepScheduler(4)
     scheduler.submit(make_request("before", calls=2), 0)
