@@ -94,8 +94,3 @@ def test_a_beginning_that_cannot_be_sent_is_an_error_and_an_end_is_kept(tmp_path
     (file,) = tmp_path.glob("noria-lineage-*.jsonl")
     assert str(file) in caplog.text
     assert msgspec.json.decode(file.read_bytes())["eventType"] == "COMPLETE"
-
-
-def test_data_without_a_version_is_rejected():
-    with pytest.raises(RegistryError, match="has no version"):
-        Run("train", inputs=["file:///scenes"])

@@ -273,8 +273,9 @@ def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job
 
 
 async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(
-    store, results, job, tmp_path, tracer, traced
+    store, results, job, tmp_path, tracer, traced, caplog
 ):
+    caplog.set_level("INFO", "noria.jobs")
     ahead, (fields, error_types) = 0.0, traced
     name = accept(store, job(**fields))
     (tmp_path / "results").rmdir()
@@ -291,6 +292,9 @@ async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(
         await asyncio.sleep(2 * TICK_S)
         assert store.get(other).attempt == 0  # no job is claimed while the folder fails
     assert error_types() == ["jobs_unavailable"]
+    log_fields = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
+    assert [each["event"] for each in log_fields][:2] == ["storage_failed", "job_requeued"]
+    assert name in caplog.text
     (tmp_path / "results").unlink()
     ahead = RESULTS_RETRY_S
     async with running_worker(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
