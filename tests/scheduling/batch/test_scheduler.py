@@ -319,6 +319,28 @@ def test_a_lone_request_is_predicted_by_the_cost_model():
     assert (progress.queue_position, progress.finish_in_s) == (None, pytest.approx(0.040))
 
 
+def test_texts_that_just_fill_a_call_are_predicted_to_take_one_and_more_to_take_several():
+    for texts, finish_in_s in (
+        ([64] * 8, 0.522),
+        ([64] * 9, 1.1 * 0.522 * 576 / 512),
+        ([20] * 9, 1.1 * 0.522 * 180 / 512),
+        ([300] * 2, 1.1 * 0.522 * 600 / 512),
+    ):
+        scheduler = make_scheduler()
+        submit(scheduler, "a", *texts)
+        assert scheduler.progress(["a"], 0.0)["a"].finish_in_s == pytest.approx(finish_in_s)
+
+
+def test_a_client_gets_back_the_turns_of_texts_that_it_cancels_before_they_run():
+    scheduler = make_scheduler(max_rows=4, policy=POLICIES["fair"])
+    for name, num_texts, client in (("kept", 4, "a"), ("cancelled", 40, "a"), ("others", 40, "b")):
+        submit(scheduler, name, *[20] * num_texts, client=client)
+    scheduler.cancel("cancelled", 0.0)
+    submit(scheduler, "again", *[20] * 4, client="a")
+    batches = drain(scheduler)
+    assert next(number for number, batch in enumerate(batches) if "again" in batch) <= 4 < len(batches) / 2
+
+
 def test_a_full_queue_rejects_and_says_when_to_try_again():
     by_texts, by_work = make_scheduler(queue_limit=4), make_scheduler(queue_limit_s=1.0)
     for scheduler in (by_texts, by_work):

@@ -78,7 +78,7 @@ def test_an_image_joins_in_the_lowest_free_slot():
 def test_a_request_joins_steps_through_its_table_and_leaves():
     scheduler = StepScheduler(4)
     assert scheduler.submit(make_request(calls=2), now=1.0) == []
-    first, events = run_iteration(scheduler, now=2.0)
+    first, events = run_iteration(scheduler, now=2.0, text_encode_s=0.125, image_encode_s=0.0625)
     assert [assignment.slot for assignment in first.joins] == [0]
     assert [(step.slot, step.call) for step in first.steps] == [(0, 0)]
     assert first.decodes == ()
@@ -93,7 +93,7 @@ def test_a_request_joins_steps_through_its_table_and_leaves():
         FinishReason.FINISHED,
         1.0,
         0.25,
-        0.75,
+        1.0 - 0.125 - 0.0625 - 0.25,
     )
     assert scheduler.plan(4.0) is None
     assert scheduler.num_running == 0
