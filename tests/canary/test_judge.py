@@ -262,12 +262,8 @@ def test_a_merged_arm_has_all_of_both(first, second):
         (lambda: Arm(1, 2), "2 errors and 0 rejections of 1 responses"),
         (lambda: Arm(-1), "0 errors and 0 rejections of -1 responses"),
         (lambda: Arm(1, cells={"x": {"a": -1}}), "guard 'x' has"),
-        (lambda: JudgeSettings(alpha=math.nan), "alpha is nan; allowed is above 0"),
-        (lambda: JudgeSettings(hard_stop_e=2), "hard_stop_e is 2; allowed is 20 or more"),
-        (lambda: JudgeSettings(latency_tolerance=math.inf), "latency_tolerance is inf"),
         (lambda: Arm(2, 1, rejections=2), "1 errors and 2 rejections of 2 responses"),
         (lambda: Arm(repeats=-1), "-1 repeats"),
-        (lambda: JudgeSettings(max_rejection_increase=0), "max_rejection_increase is 0; allowed is above 0 to 1"),
         (lambda: JudgeSettings(guards=("errors",)), "errors has its own guard"),
         (lambda: JudgeSettings(guards=("rejections",)), "rejections has its own guard"),
         (lambda: JudgeSettings(guards=("a", "a")), "allowed are at most 16, each once"),
@@ -277,3 +273,27 @@ def test_a_merged_arm_has_all_of_both(first, second):
 def test_impossible_values_are_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("alpha", (0, 1, math.nan), "above 0 and below 1"),
+        ("min_responses", (0,), "1 or more"),
+        ("hard_stop_responses", (0,), "1 or more"),
+        ("hard_stop_e", (19.9,), "20 or more"),
+        ("min_error_increase", (-0.1, 1), "0 to below 1"),
+        ("max_error_increase", (0, 1.1), "above 0 to 1"),
+        ("max_rejection_increase", (0, 1.1), "above 0 to 1"),
+        ("latency_tolerance", (0.9, math.inf), "1 or more"),
+        ("max_psi", (-0.1, math.inf), "0 or more"),
+    ],
+)
+def test_settings_outside_their_bounds_are_rejected(name, values, words):
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{name} is {value}; allowed is {words}$"):
+            JudgeSettings(**{name: value})
+
+
+def test_the_bounds_of_settings_are_allowed():
+    JudgeSettings((), True, 0.05, 1, 1, 20, 0, 1, 1, 1, 0)

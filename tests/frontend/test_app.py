@@ -30,6 +30,17 @@ def test_healthz_and_readyz(client):
     assert ready.json()["engines"][0]["device"] == "cpu"
 
 
+def test_a_server_that_has_stopped_leaves_no_thread(folder, tmp_path):
+    before = set(threading.enumerate())
+    app = build_app(Config(data_dir=str(tmp_path)), EnginePool([f"ipc://{folder}/missing"]))
+    with TestClient(app, "http://localhost", client=("127.0.0.1", 9)) as client:
+        for path in ("/v1/registry/versions", "/v1/jobs"):
+            assert client.get(path).status_code == 200
+        assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 503
+        assert set(threading.enumerate()) > before
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
 def test_the_server_is_not_ready_before_an_engine_is(folder):
     with TestClient(build_app(Config(), EnginePool([f"ipc://{folder}/missing"])), "http://localhost") as client:
         assert client.get("/readyz").status_code == 503

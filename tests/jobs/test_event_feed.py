@@ -65,7 +65,7 @@ async def test_a_stream_has_what_was_there_then_what_comes_and_ends_with_the_job
     events = stream(feed, store, after=1)
     assert numbers(await anext(events)) == [2]
     assert feed.state("job") == store.state
-    store.add(2)
+    store.add(1, "processing")
     assert numbers(await anext(events)) == [3, 4]
     store.add(0, "succeeded")
     assert numbers(await anext(events)) == [5]

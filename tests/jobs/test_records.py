@@ -3,7 +3,17 @@
 import msgspec
 import pytest
 
-from noria.jobs.records import TERMINAL_STATUSES, TRANSITIONS, Claim, allowed_previous, as_job, new_job_id, queue_order
+from noria.jobs.records import (
+    TERMINAL_STATUSES,
+    TRANSITIONS,
+    Claim,
+    JobRecord,
+    allowed_previous,
+    as_job,
+    new_job_id,
+    queue_order,
+    webhook_event_for,
+)
 
 
 def test_terminal_statuses_have_no_successor():
@@ -51,6 +61,21 @@ def test_a_job_has_replicates_fields(store, job):
         "webhook": "https://example.com/hook",
         "webhook_events_filter": ["completed"],
     }
+
+
+@pytest.mark.parametrize(
+    ("status", "attempt", "event"),
+    [
+        ("starting", 0, None),
+        ("processing", 1, "start"),
+        ("processing", 2, None),
+        ("starting", 1, None),
+        *[(status, 2, "completed") for status in sorted(TERMINAL_STATUSES)],
+    ],
+)
+def test_webhooks_are_of_the_first_start_and_of_each_end(status, attempt, event):
+    record = JobRecord(**dict.fromkeys(JobRecord.__match_args__) | {"status": status, "attempt": attempt})
+    assert webhook_event_for(record) == event
 
 
 @pytest.mark.parametrize(("now", "spent_s"), [(12.0, 2.0), (5.0, 0.0)])

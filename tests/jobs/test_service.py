@@ -7,6 +7,7 @@ import shutil
 import time
 
 import pytest
+import sqlalchemy as sa
 
 import noria.jobs.results
 import noria.jobs.service
@@ -14,6 +15,7 @@ from databases import on_both
 from jobs.fake_executor import FakeExecutor
 from noria.config import JobsConfig
 from noria.errors import InvalidField, JobNotFound, JobsUnavailable
+from noria.jobs.database.schema import deliveries
 from noria.jobs.service import JobService, clean_up
 from noria.jobs.stored_request import pack_start_image
 from noria.jobs.webhooks.signing import open_secrets
@@ -64,6 +66,23 @@ async def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
         assert (await service.cancel(other.id)).status == "canceled"
         with pytest.raises(JobNotFound, match="canceled"):
             await service.image(other.id, 0)
+
+
+async def test_an_erased_job_is_gone_with_its_images_and_pending_webhooks(tmp_path, job):
+    def num_pending():
+        with service._store._engine.connect() as connection:
+            return connection.scalar(sa.select(sa.func.count()).select_from(deliveries))
+
+    async with serving(JobsConfig(), tmp_path) as service:
+        new = job(webhook="https://127.0.0.1:1/")  # to which nothing is delivered
+        record, _ = service._store.accept(new, 9, time.time())
+        await wait_until_ended(service, record.id)
+        assert list((tmp_path / "results").rglob("*.webp")) and num_pending()
+        await service.erase(record.id)
+        with pytest.raises(JobNotFound):
+            await service.get(record.id)
+        assert not list((tmp_path / "results").rglob("*.webp"))
+        assert num_pending() == 0
 
 
 async def test_a_jobs_start_image_is_kept_until_its_end_and_a_spool_is_in_a_private_folder(tmp_path, job):

@@ -74,27 +74,6 @@ async def test_each_attempt_of_a_job_is_a_span_with_its_outcome(store, tmp_path,
     assert [header.split("-")[2] for _, header in executor.contexts] == [span.span_id for span in spans]
 
 
-async def test_an_attempt_whose_images_could_not_be_written_is_a_failed_span(
-    store, tmp_path, job, caller, tracer, collector, caplog
-):
-    results = ResultStore("auto", tmp_path)
-    (tmp_path / "results").rmdir()
-    (tmp_path / "results").touch()  # a file in the folder's place
-
-    def is_requeued(record):
-        return record.attempt == 1 and record.status == "starting"
-
-    with caplog.at_level("INFO", "noria.jobs"):
-        new = job(request=stored_request(caller))
-        record = await run_job(store, results, new, RecordingExecutor(), tracer, is_requeued)
-    tracer.span_processor.force_flush()
-    (span,) = collector.of_trace(caller.trace_id)
-    assert (span.failed, span.attributes["error.type"]) == (True, "jobs_unavailable")
-    log_fields = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
-    assert [each["event"] for each in log_fields] == ["storage_failed", "job_requeued"]
-    assert record.id in caplog.text
-
-
 def test_a_delivery_has_the_trace_of_its_job(store, engine, job, caller):
     of_trace, _ = store.accept(job(request=stored_request(caller), webhook="https://example.com/"), 9, 0.0)
     store.accept(job(webhook="https://example.com/"), 9, 0.0)

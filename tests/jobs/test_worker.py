@@ -53,6 +53,17 @@ async def hang(record, report_progress):
     await asyncio.Event().wait()
 
 
+@pytest.fixture
+def traced(tracer, collector, caller):
+    """Fields of jobs of one trace, and a function that returns the errors of the spans of their attempts."""
+
+    def error_types():
+        tracer.span_processor.force_flush()
+        return [span.attributes.get("error.type") for span in collector.of_trace(caller.trace_id)]
+
+    return {"request": json.dumps({"request": {"traceparent": caller.traceparent}}).encode()}, error_types
+
+
 # ── Executing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -95,7 +106,7 @@ async def test_progress_is_stored_at_most_twice_a_second(store, results, job):
     assert steps == sorted(steps)
 
 
-async def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, results, job, tmp_path):
+async def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, results, job, tmp_path, tracer, traced):
     class CountingStore(JobStore):
         """Counts the ticks of the worker."""
 
@@ -115,9 +126,9 @@ async def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, 
         finally:
             tick_of_its_end = store.num_ticks
 
-    executor = FakeExecutor(behaviour=hang_and_count)
-    name = accept(store, job())
-    async with running_worker(store, results, executor):
+    executor, (fields, error_types) = FakeExecutor(behaviour=hang_and_count), traced
+    name = accept(store, job(**fields))
+    async with running_worker(store, results, executor, tracer=tracer):
         await wait_until_async(lambda: executor.num_running == 1)
         store.cancel(name, time.time())  # without waking the worker
         tick_before = store.num_ticks
@@ -127,6 +138,7 @@ async def test_a_job_cancelled_by_another_process_stops_within_a_second(engine, 
         assert executor.cancelled == [name]
     assert status_of(store, name) == "canceled"
     assert files_in(tmp_path) == []
+    assert error_types() == ["cancelled"]
 
 
 async def test_a_claim_that_fails_while_the_worker_stops_does_not_keep_it_running(engine, results):
@@ -143,16 +155,20 @@ async def test_a_claim_that_fails_while_the_worker_stops_does_not_keep_it_runnin
         asyncio.get_running_loop().call_later(0.1, released.set)
 
 
-async def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(store, results, job, tmp_path):
-    name = accept(store, job())
+async def test_an_execution_that_ends_after_a_cancellation_leaves_no_file(
+    store, results, job, tmp_path, tracer, traced
+):
+    fields, error_types = traced
+    name = accept(store, job(**fields))
 
     async def cancelled_meanwhile(record, report_progress):
         store.cancel(name, time.time())
 
-    async with running_worker(store, results, FakeExecutor(behaviour=cancelled_meanwhile)) as worker:
+    async with running_worker(store, results, FakeExecutor(behaviour=cancelled_meanwhile), tracer=tracer) as worker:
         await wait_until_async(lambda: status_of(store, name) == "canceled")
         await wait_until_async(lambda: not worker._running_jobs)
     assert files_in(tmp_path) == []
+    assert error_types() == ["cancelled"]
 
 
 async def test_stopping_requeues_running_jobs_at_once(store, results, job):
@@ -257,14 +273,17 @@ def test_a_job_that_cannot_be_executed_fails_with_the_reason(store, results, job
     assert "ZeroDivisionError" not in failed.error
 
 
-async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(store, results, job, tmp_path):
-    ahead = 0.0
-    name = accept(store, job())
+async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(
+    store, results, job, tmp_path, tracer, traced, caplog
+):
+    caplog.set_level("INFO", "noria.jobs")
+    ahead, (fields, error_types) = 0.0, traced
+    name = accept(store, job(**fields))
     (tmp_path / "results").rmdir()
     (tmp_path / "results").touch()  # a file in the folder's place
     began = time.time()
     executor = FakeExecutor()
-    async with running_worker(store, results, executor) as worker:
+    async with running_worker(store, results, executor, tracer=tracer) as worker:
         await wait_until_async(lambda: store.get(name).attempt == 1 and status_of(store, name) == "starting")
         waiting = store.get(name)
         assert (waiting.owner, waiting.num_losses, waiting.num_engine_losses) == (None, 0, 0)
@@ -273,6 +292,10 @@ async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(st
         worker.wake()
         await asyncio.sleep(2 * TICK_S)
         assert store.get(other).attempt == 0  # no job is claimed while the folder fails
+    assert error_types() == ["jobs_unavailable"]
+    log_fields = [line.noria_fields for line in caplog.records if hasattr(line, "noria_fields")]
+    assert [each["event"] for each in log_fields][:2] == ["storage_failed", "job_requeued"]
+    assert name in caplog.text
     (tmp_path / "results").unlink()
     ahead = RESULTS_RETRY_S
     async with running_worker(store, results, FakeExecutor(), clock=lambda: time.time() + ahead):
@@ -280,7 +303,9 @@ async def test_a_failing_results_folder_requeues_jobs_without_counting_a_loss(st
 
 
 @on_both
-async def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(store, results, job, monkeypatch):
+async def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other(
+    store, results, job, monkeypatch, tracer, traced
+):
     save = results.save
 
     def erase_while_saving(job_id, *arguments):
@@ -291,13 +316,15 @@ async def test_a_job_that_is_erased_while_its_images_are_written_delays_no_other
         return save(job_id, *arguments)
 
     monkeypatch.setattr(results, "save", erase_while_saving)
-    erased = accept(store, job())
-    async with running_worker(store, results, FakeExecutor()) as worker:
+    fields, error_types = traced
+    erased = accept(store, job(**fields))
+    async with running_worker(store, results, FakeExecutor(), tracer=tracer) as worker:
         await wait_until_async(lambda: store.states([erased]) == {})
         other, began = accept(store, job()), time.monotonic()
         worker.wake()
         await wait_until_async(lambda: status_of(store, other) == "succeeded")
         assert time.monotonic() - began < RESULTS_RETRY_S
+    assert error_types() == ["cancelled"]
 
 
 async def test_leases_are_renewed_while_all_request_threads_are_blocked(store, results, job):
@@ -317,7 +344,7 @@ async def test_leases_are_renewed_while_all_request_threads_are_blocked(store, r
     offload.close()
 
 
-async def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results, job):
+async def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, results, job, tracer, traced):
     class StoreLosingTheCommitReply(JobStore):
         """Its connection breaks after the COMMIT has taken effect, before the reply arrives."""
 
@@ -325,12 +352,13 @@ async def test_the_files_of_a_job_are_kept_when_its_outcome_is_unknown(engine, r
             super().finish(*args)
             raise OperationalError("COMMIT", {}, ConnectionResetError())
 
-    store = StoreLosingTheCommitReply(engine)
-    name = accept(store, job())
-    async with running_worker(store, results, FakeExecutor()) as worker:
+    store, (fields, error_types) = StoreLosingTheCommitReply(engine), traced
+    name = accept(store, job(**fields))
+    async with running_worker(store, results, FakeExecutor(), tracer=tracer) as worker:
         await wait_until_async(lambda: status_of(store, name) == "succeeded")
         await wait_until_async(lambda: not worker._running_jobs)
     assert results.read(name, store.get(name).output) is not None
+    assert error_types() == ["internal"]
 
 
 KILLED_WORKER = """

@@ -119,6 +119,9 @@ def test_an_alias_moves_and_its_history_stays(store):
 def test_an_alias_that_is_not_allowed_adds_nothing(store, alias):
     with pytest.raises(RegistryError, match="is not allowed"):
         store.add("shapes", folder(), at(1), alias=alias)
+    with pytest.raises(RegistryError, match="is not allowed"):
+        store.check_addition("shapes", alias, None)
+    store.check_addition("shapes", "prod", None)
     assert store.all_versions() == []
 
 

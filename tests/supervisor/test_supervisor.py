@@ -78,8 +78,6 @@ def test_a_taken_port_is_named_with_what_to_do(capsys: pytest.CaptureFixture[str
         (["--results", "ftp://noria:hunter2@files.example/results"], "setting jobs.results holds a password"),
         (["--api-keys-file", "keys.toml"], "sha256 is missing"),
         (["--database", "postgresql://noria@db.example/noria"], "jobs.webhook_secret_file is 'auto'"),  # may be shared
-        (["--trusted-proxies", "::1,10.0.0.1/8"], "setting frontend.trusted_proxies has '10.0.0.1/8'"),
-        (["--trusted-proxies", "::1,proxy.example"], "setting frontend.trusted_proxies has 'proxy.example'"),
         (["--trusted-proxies", "::1,*"], "setting frontend.trusted_proxies has '*'"),
     ],
 )

@@ -73,9 +73,7 @@ class StepwiseScheduler(Scheduler[SchedulerSnapshot], Protocol):
     def plan(self, now: float) -> IterationPlan | None:
         """Return the next plan, or None if there is nothing to do now."""
 
-    def commit(
-        self, plan: IterationPlan, result: IterationResult, now: float, seconds: float = 0.0
-    ) -> list[SchedulerEvent]:
+    def commit(self, plan: IterationPlan, result: IterationResult, now: float, seconds: float) -> list[SchedulerEvent]:
         """Apply the result of an executed plan, which took `seconds`. Requests cancelled meanwhile are skipped."""
 
     @property
@@ -92,7 +90,7 @@ class BatchwiseScheduler(Scheduler[BatchSnapshot], Protocol):
     def plan(self, now: float) -> BatchPlan | None:
         """Return the next batch, or None if there is nothing to do now."""
 
-    def commit(self, plan: BatchPlan, result: BatchResult, now: float, seconds: float = 0.0) -> list[RequestFinished]:
+    def commit(self, plan: BatchPlan, result: BatchResult, now: float, seconds: float) -> list[RequestFinished]:
         """Apply the result of an executed plan, which took `seconds`. Requests that have ended are skipped."""
 
     def next_deadline(self) -> float | None:

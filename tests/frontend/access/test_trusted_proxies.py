@@ -6,7 +6,8 @@ import httpx
 import pytest
 
 from noria.config import Config, FrontendConfig
-from noria.frontend.access.trusted_proxies import in_both_forms, proxy_check
+from noria.errors import ConfigError
+from noria.frontend.access.trusted_proxies import check_proxies, in_both_forms, proxy_check
 from waiting import wait_until
 
 
@@ -28,7 +29,14 @@ from waiting import wait_until
 )
 def test_trusted_proxies_are_known_by_address_and_network(host, is_proxy):
     proxies = ["127.0.0.1", "10.0.0.0/8", "::ffff:192.0.2.0/120", "2001:db8::/32", "unix"]
+    check_proxies(proxies)
     assert proxy_check(in_both_forms(proxies))(host) is is_proxy
+
+
+@pytest.mark.parametrize("proxy", ["proxy.example", "10.0.0.1/8", "unix:"])
+def test_a_proxy_that_is_neither_an_address_nor_a_network_is_rejected(proxy):
+    with pytest.raises(ConfigError, match=f"trusted_proxies has '{proxy}': .* and unix"):
+        check_proxies(["unix", proxy])
 
 
 @pytest.mark.parametrize("proxy", ["127.0.0.0/8", "::ffff:127.0.0.1"])

@@ -8,7 +8,7 @@ from noria.config import FrontendConfig
 from noria.frontend.engines.attempt import AttemptLostError
 from noria.frontend.engines.client import EngineClient
 from noria.frontend.services.images.request_validation import validate
-from noria.protocol.messages import Cancel, EngineState, Failed, Progress, Release, Resume, Timings
+from noria.protocol.messages import Cancel, EngineLoad, EngineState, Failed, LoadAck, Progress, Release, Resume, Timings
 from noria.protocol.request import EngineRequest, ImageRequestBody
 from noria.protocol.transport import EngineEndpoint
 from noria.testing.fake_engine import FAKE_MODEL
@@ -43,6 +43,18 @@ def test_a_message_that_arrives_while_a_request_is_cancelled_is_not_lost():
         assert [type(each) for each in connection.sent[-2:]] == [EngineRequest, Cancel]
         assert attempt.predicted_s == 0.5
         assert attempt.failure.timings == Timings(0.25)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_gets_an_answer_to_its_load_so_that_it_sends_the_next_one():
+    async def scenario():
+        connection = Connection()
+        client = EngineClient(connection, "frontend-0", EngineEndpoint("engine-0", "ipc://unused"))
+        assert not client.receive(EngineLoad(2.0, 1, 3, 8), None)  # it has not connected
+        client.send_hello()
+        assert client.receive(EngineLoad(2.0, 1, 3, 8), None)
+        assert connection.sent[-1] == LoadAck() not in connection.sent[:-1]
 
     asyncio.run(scenario())
 

@@ -79,7 +79,7 @@ def test_a_new_request_waits_a_moment_for_an_engine_that_restarts(request_of, ne
 def test_few_new_requests_wait_for_an_engine_that_restarts(request_of, new_engine, monkeypatch):
     engine = new_engine()
     monkeypatch.setattr(retries, "_MAX_WAITING", 3)
-    monkeypatch.setattr(retries, "_MAX_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(retries, "_MAX_WAITING_BYTES", 100_000)
 
     async def scenario(engine_pool):
         engine.set_state("dead")
@@ -95,9 +95,9 @@ def test_few_new_requests_wait_for_an_engine_that_restarts(request_of, new_engin
             except EngineUnavailable as error:
                 return error.retry_after_s == 5.0
 
-        assert await is_rejected(bytes(10_000))
-        waiting = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=0), data=bytes(8000)))]
-        assert await is_rejected(bytes(2000))
+        assert await is_rejected(bytes(100_000))
+        waiting = [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=0), data=bytes(80_000)))]
+        assert await is_rejected(bytes(20_000))
         assert not await is_rejected()
         waiting += [asyncio.create_task(engine_pool.submitter.submit(request_of(seed=seed))) for seed in (1, 2)]
         assert await is_rejected()

@@ -89,21 +89,12 @@ def test_served_are_the_models_of_engines_and_the_requests_that_they_answered(ge
         assert after[counted] == before.get(counted, 0) + 1
 
 
-def test_history_has_what_the_judge_said_at_each_event(get):
+def test_a_history_is_read_page_by_page(get):
     history = get("/v1/deployments/history", endpoint="t2i", limit=2)
-    canary, bad = history["data"]
-    assert (canary["id"], canary["state"], bad["state"], history["next"]) == (6, "canary", "rolled_back", 4)
-    assert (bad["created"]["why"], bad["events"][-1]["type"]) == (HOSTILE, "rolled_back")
-    evidence = bad["events"][-1]["evidence"]
-    assert (evidence["verdict"]["outcome"], evidence["num_canary"] >= 80) == ("fail", True)
-    assert evidence["verdict"]["e"] >= 20 > bad["events"][-2]["evidence"]["verdict"]["e"]
-    seen = [event["evidence"]["num_canary"] for event in canary["events"] if event["evidence"]]
-    assert len(seen) > 5 and seen == sorted(seen)
+    assert ([each["id"] for each in history["data"]], history["next"]) == ([6, 4], 4)
+    assert history["data"][1]["events"][-1]["evidence"]["verdict"]["outcome"] == "fail"
     older = get("/v1/deployments/history", endpoint="t2i", before=history["next"])
-    assert [(each["version"], each["state"]) for each in older["data"]] == [
-        ("shapes@3", "serving"), ("shapes@1", "replaced")
-    ]  # fmt: skip
-    assert older["next"] is None
+    assert ([each["version"] for each in older["data"]], older["next"]) == (["shapes@3", "shapes@1"], None)
 
 
 def test_current_deployments_are_those_that_serve_and_the_latest(get):
@@ -153,19 +144,10 @@ def image_of(fingerprint=SHAPES_3.fingerprint, **fields):
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("deployment", "digest", "subject"),
-    [
-        (3, SHAPES_3.manifest.digest, "deployment:3"),
-        (4, SHAPES_3.manifest.digest, f"model:{SHAPES_3.manifest.digest}"),  # a deployment of another registry
-        (None, None, f"model:{SHAPES_3.manifest.digest}"),  # by its fingerprint
-        (2**70, None, f"model:{SHAPES_3.manifest.digest}"),
-    ],
-)
-def test_an_image_leads_to_what_made_it(get, deployment, digest, subject):
-    content = image_of(deployment=deployment, model_digest=digest)
+def test_an_image_leads_to_what_made_it(get):
+    content = image_of(deployment=3, model_digest=SHAPES_3.manifest.digest)
     response = get.client.post("/v1/registry/trace", content=content)
-    assert (response.status_code, response.json()["graph"]["subjects"]) == (200, [subject])
+    assert (response.status_code, response.json()["graph"]["subjects"]) == (200, ["deployment:3"])
     assert response.json()["version"] == "shapes@3"
 
 

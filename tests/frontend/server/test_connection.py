@@ -55,6 +55,18 @@ class Server:
                 await receive()  # the rest of the request
             await send({"type": "http.response.body", "body": b"ok"})
             return
+        if scope["path"].startswith("/status/"):
+            status = int(scope["path"].removeprefix("/status/"))
+            await send({"type": "http.response.start", "status": status})
+            await send({"type": "http.response.body", "body": b"" if status in (204, 304) else b"ok"})
+            return
+        if scope["path"].startswith("/length/"):
+            length = scope["path"].removeprefix("/length/").encode()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+            with pytest.raises(RuntimeError, match="not as long as its Content-Length"):
+                await send({"type": "http.response.body", "body": b"ok"})
+            self.num_finished += 1
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(SIZE).encode())]})
         pieces = 100 if scope["path"] == "/stream" else 1
         for number in range(pieces):
@@ -221,6 +233,34 @@ def test_a_head_without_a_body_is_sent(server, end):
     with server.connect() as client:
         client.sendall(f"HEAD /small HTTP/1.1\r\nHost: x\r\nConnection: {end}\r\n\r\n".encode())
         assert client.recv(4096).endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("server", ["TCP"], indirect=True)
+@pytest.mark.parametrize(
+    ("request_line", "is_chunked", "body"),
+    [
+        ("GET /status/200 HTTP/1.1", True, b"2\r\nok\r\n0\r\n\r\n"),
+        ("GET /status/200 HTTP/1.0", False, b"ok"),
+        ("HEAD /status/200 HTTP/1.1", False, b""),
+        ("GET /status/204 HTTP/1.1", False, b""),
+        ("GET /status/304 HTTP/1.1", False, b""),
+    ],
+)
+def test_a_body_without_a_length_is_chunked_if_there_is_one_and_the_client_knows_chunks(
+    server, request_line, is_chunked, body
+):
+    with server.connect() as client, client.makefile("rb") as response:
+        client.sendall(f"{request_line}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        head, _, rest = response.read().partition(b"\r\n\r\n")
+    assert (b"transfer-encoding: chunked" in head, rest) == (is_chunked, body)
+
+
+@pytest.mark.parametrize("server", ["TCP"], indirect=True)
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_body_that_is_not_as_long_as_its_content_length_is_an_error_of_the_application(server, length):
+    with server.connect() as client:
+        client.sendall(f"GET /length/{length} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        wait_until(lambda: server.num_finished == 1)
 
 
 def test_a_head_does_not_wait_for_a_late_body(server):

@@ -1,5 +1,6 @@
 """TLS on a real front end: versions, certificates that change while it serves, and handshakes that do not end."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -18,7 +19,7 @@ from noria.config import Config, FrontendConfig
 from noria.errors import ConfigError
 from noria.frontend.server import connection, tls
 from noria.frontend.server.tls import check_certificate, open_key_warning
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until, wait_until_async
 
 
 @pytest.fixture
@@ -149,6 +150,34 @@ def test_a_server_stops_while_a_handshake_is_under_way(serve, new_engine, certif
             served_certificate(url)  # so the earlier connection has been accepted
         with contextlib.suppress(ConnectionError):
             assert client.recv(1) == b""
+
+
+async def test_a_server_that_accepts_no_more_finishes_the_handshakes_of_those_it_has_accepted(certificate):
+    admitted, protocols = [], []
+
+    def make_protocol(held):
+        protocols.append(asyncio.Protocol())
+        return protocols[-1]
+
+    def admit(*of_client):
+        admitted.append(of_client)
+        return contextlib.ExitStack()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as first:
+        address = listener.getsockname()
+        server = tls.TlsServer(
+            listener, make_protocol, tls.Certificate(certificate.certfile, certificate.keyfile), admit
+        )
+        await wait_until_async(lambda: admitted)
+        stopping = asyncio.create_task(server.stop_accepting())
+        await asyncio.wait([stopping], timeout=0.05)
+        assert not stopping.done()
+        with socket.create_connection(address):
+            handshake = asyncio.to_thread(certificate.client_context().wrap_socket, first, server_hostname="localhost")
+            async with asyncio.timeout(TIMEOUT_S):
+                (await handshake).close()
+                await stopping
+        assert (len(protocols), len(admitted)) == (1, 1)
 
 
 def test_a_client_that_does_not_answer_the_end_of_its_connection_delays_no_stop(serve, new_engine, certificate):

@@ -321,9 +321,10 @@ def test_the_texts_of_a_job_are_stored_with_it_and_deleted_at_its_end(store, job
 
 
 @on_both
-def test_the_texts_of_all_jobs_and_of_a_key_are_bounded_until_they_end(store, job):
-    def accept_texts(made_by, text_bytes):
-        return store.accept(job(made_by=made_by, text_bytes=text_bytes), 99, 0.0, max_queued_bytes=40)[0]
+def test_the_texts_and_start_images_of_all_jobs_and_of_a_key_are_bounded_until_they_end(store, job):
+    def accept_texts(made_by, text_bytes, image_bytes=0):
+        new = job(made_by=made_by, text_bytes=text_bytes, image_bytes=image_bytes)
+        return store.accept(new, 99, 0.0, max_queued_bytes=40)[0]
 
     first = accept_texts("alice", 10)
     with pytest.raises(RateLimited, match=r"10 bytes .* 10, a quarter"):
@@ -331,9 +332,9 @@ def test_the_texts_of_all_jobs_and_of_a_key_are_bounded_until_they_end(store, jo
     (claimed,) = store.claim("s/f/1", SHAPES, 1, 1.0)
     with pytest.raises(RateLimited):
         accept_texts("alice", 1)
-    accept_texts("", 30)
+    accept_texts("", 0, image_bytes=30)
     with pytest.raises(QueueFull, match="40 bytes"):
-        accept_texts("bob", 1)
+        accept_texts("bob", 0, image_bytes=1)
     accept(store, job(made_by="alice"))  # a job of images
     store.fail(claim_of(claimed), GenerationFailed("broken"), 2.0)
     assert accept_texts("alice", 10).id != first.id

@@ -243,6 +243,21 @@ async def test_a_receiver_that_is_gone_ends_the_deliveries_of_the_key_to_its_url
     assert {(fields["event"], fields["reason"]) for fields in dropped} == {("webhook_gone", "it answered 410")}
 
 
+async def test_a_webhook_that_no_try_delivers_is_abandoned_with_an_error_in_the_log(
+    store, engine, job, deliver_all, caplog
+):
+    with Receiver([500] * MAX_TRIES) as receiver:
+        new = job(webhook=receiver.address(), webhook_events=("completed",))
+        store.cancel(store.accept(new, 9, 0.0)[0].id, 0.0)
+        with engine.begin() as connection:
+            connection.execute(deliveries.update().values(num_tries=MAX_TRIES - 2))
+        await deliver_all()
+    assert len(receiver.received) == 2
+    (error,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert (error.noria_fields["event"], error.noria_fields["reason"]) == ("webhook_abandoned", "it answered 500")
+    assert f"after {MAX_TRIES} tries" in error.getMessage()
+
+
 def webhook_lines(lines):
     return [line for line in lines if line["logger"] == "noria.webhooks"]
 

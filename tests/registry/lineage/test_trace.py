@@ -12,6 +12,7 @@ from noria.canary.ramp import RampPlan
 from noria.cli.registry.common import format_time
 from noria.cli.registry.trace import format_graph
 from noria.errors import RegistryError
+from noria.images.metadata import GenerationMetadata
 from noria.registry.deployments.store import DeploymentStore
 from noria.registry.lineage.graph import read_lineage
 from noria.registry.lineage.nodes import DatasetNode, DeploymentNode, EndpointNode, ModelNode, NodeId, RunNode
@@ -19,9 +20,10 @@ from noria.registry.lineage.openlineage import parse_event
 from noria.registry.lineage.run_events import model_ref
 from noria.registry.lineage.store import LineageStore
 from noria.registry.lineage.trace import find_dataset, find_digest, find_endpoint, find_run, trace
-from noria.registry.lineage.trace_subjects import find_subjects
+from noria.registry.lineage.trace_subjects import find_image_subjects, find_subjects
 from noria.registry.model_store import ModelStore
 from registry.samples import NOW, RUNS, SCENES, WEIGHTS, WORDS, at, body, dataset, event, folder, step_of
+from sample_registry import model_folder
 
 PIPELINE, DRAW, TRAIN, EVALUATE, FINE_TUNE = range(5)
 
@@ -291,3 +293,34 @@ def test_false_origins_come_after_the_first_to_arrive_whatever_time_they_state(e
         graph = trace(connection, [NodeId("run", str(uuid.UUID(int=0)))], "up")
     text = "\n".join(format_graph(graph))
     assert "1970" in text and f"sent by eve, received {format_time(NOW)}" in text
+
+
+SHAPES_3 = model_folder(3)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "digest", "direction", "subject"),
+    [
+        (3, SHAPES_3.manifest.digest, "up", "deployment"),
+        (3, SHAPES_3.manifest.digest, "down", "model"),
+        (4, SHAPES_3.manifest.digest, "up", "model"),  # a deployment of another registry
+        (None, None, "up", "model"),  # by its fingerprint
+        (2**70, None, "up", "model"),
+    ],
+)
+def test_an_image_leads_to_what_made_it(month_old, deployment, digest, direction, subject):
+    fields = {"model_version": SHAPES_3.fingerprint, "deployment": deployment, "model_digest": digest}
+    metadata = GenerationMetadata("p", model="t2i", noria="0.1.0", **fields)
+    expected = {"deployment": NodeId("deployment", 3), "model": NodeId("model", SHAPES_3.manifest.digest)}
+    with month_old.connect() as connection:
+        assert find_image_subjects(connection, metadata, "a.png", direction) == [expected[subject]]
+
+
+@pytest.mark.parametrize(
+    ("noria", "words"),
+    [("0.1.0", "t2i with the fingerprint unknown is not in the registry"), (None, "another program than Noria")],
+)
+def test_an_image_of_a_model_that_is_not_known_says_so(month_old, noria, words):
+    metadata = GenerationMetadata("p", model="t2i", model_version="unknown", noria=noria)
+    with month_old.connect() as connection, pytest.raises(RegistryError, match=f"^a.png: .*{words}"):
+        find_image_subjects(connection, metadata, "a.png")

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from noria.protocol.model_spec import ModelKey
@@ -186,7 +186,7 @@ def test_a_batch_waits_for_company_only_while_another_runs_and_only_until_its_li
     submit(scheduler, "alone", 30)
     running = scheduler.plan(0.0)
     assert names(running) == ["alone"], "the device was idle"
-    submit(scheduler, "waits", 30, now=1.0)
+    submit(scheduler, "waits", 256, now=1.0)  # another one as long just fits
     assert (scheduler.plan(1.0), scheduler.next_deadline()) == (None, 1.5)
     scheduler.commit(running, BatchResult(), 1.1)
     waited = scheduler.plan(1.1)
@@ -201,6 +201,7 @@ def test_a_batch_waits_for_company_only_while_another_runs_and_only_until_its_li
     [
         pytest.param(lambda scheduler: submit(scheduler, "x", *[30] * 8), id="enough texts wait"),
         pytest.param(lambda scheduler: submit(scheduler, "x", 300), id="its length uses up the budget"),
+        pytest.param(lambda scheduler: submit(scheduler, "x", 257), id="no other as long fits"),
         pytest.param(lambda scheduler: submit(scheduler, "x", 30, deadline=0.7), id="its deadline allows no wait"),
     ],
 )
@@ -222,8 +223,9 @@ def test_a_batch_is_small_enough_for_its_leaders_deadline():
 
 def test_before_anything_is_measured_deadlines_limit_no_batch():
     scheduler = BatchScheduler(1)
-    submit(scheduler, "a", *[30] * 8, deadline=1.0)
-    assert len(scheduler.plan(0.0).rows) == 8
+    for num_texts in (2, 8):
+        submit(scheduler, "a", *[30] * num_texts, deadline=1.0)
+        assert len(run_batch(scheduler)[0].rows) == num_texts
 
 
 def test_a_request_that_cannot_meet_its_deadline_any_more_goes_last():
@@ -318,6 +320,28 @@ def test_a_lone_request_is_predicted_by_the_cost_model():
     assert (progress.queue_position, progress.finish_in_s) == (None, pytest.approx(0.040))
 
 
+def test_texts_that_just_fill_a_call_are_predicted_to_take_one_and_more_to_take_several():
+    for texts, finish_in_s in (
+        ([64] * 8, 0.522),
+        ([64] * 9, 1.1 * 0.522 * 576 / 512),
+        ([20] * 9, 1.1 * 0.522 * 180 / 512),
+        ([300] * 2, 1.1 * 0.522 * 600 / 512),
+    ):
+        scheduler = make_scheduler()
+        submit(scheduler, "a", *texts)
+        assert scheduler.progress(["a"], 0.0)["a"].finish_in_s == pytest.approx(finish_in_s)
+
+
+def test_a_client_gets_back_the_turns_of_texts_that_it_cancels_before_they_run():
+    scheduler = make_scheduler(max_rows=4, policy=POLICIES["fair"])
+    for name, num_texts, client in (("kept", 4, "a"), ("cancelled", 40, "a"), ("others", 40, "b")):
+        submit(scheduler, name, *[20] * num_texts, client=client)
+    scheduler.cancel("cancelled", 0.0)
+    submit(scheduler, "again", *[20] * 4, client="a")
+    batches = drain(scheduler)
+    assert next(number for number, batch in enumerate(batches) if "again" in batch) <= 4 < len(batches) / 2
+
+
 def test_a_full_queue_rejects_and_says_when_to_try_again():
     by_texts, by_work = make_scheduler(queue_limit=4), make_scheduler(queue_limit_s=1.0)
     for scheduler in (by_texts, by_work):
@@ -362,6 +386,21 @@ def test_the_cost_model_and_the_backlog_learn_from_commits():
         submit(scheduler, f"queued {number}", *[32] * 8)
         run_batch(scheduler, seconds=0.266)
     assert scheduler.backlog_s == pytest.approx(0.266, rel=0.1)
+
+
+@pytest.mark.parametrize("leaves_some", [False, True])
+def test_only_batches_that_leave_texts_waiting_teach_how_long_a_full_queue_takes(leaves_some):
+    scheduler = make_scheduler()
+    submit(scheduler, "first", 500, priority="low")
+    before_s = scheduler.backlog_s
+    if not leaves_some:
+        run_batch(scheduler)
+    for _ in range(60):  # batches of one token, with all the overhead of a call
+        submit(scheduler, "short", 1)
+        assert names(run_batch(scheduler, seconds=0.011)[0]) == ["short"]
+    if not leaves_some:
+        submit(scheduler, "again", 500)
+    assert scheduler.backlog_s == pytest.approx((7.0 if leaves_some else 1.0) * before_s, rel=0.01)
 
 
 def test_a_slowdown_fades_while_the_server_is_idle():
@@ -483,6 +522,15 @@ class BatchSchedulerMachine(RuleBasedStateMachine):
         self.open[request.attempt_id] = request
         self.record(self.scheduler.submit(request, self.now))
         return request.attempt_id
+
+    @invariant()
+    def the_tokens_of_the_clients_are_those_of_all(self):
+        table = self.scheduler._table
+        by_client = Counter()
+        for tokens in table.tokens_by_client.values():
+            by_client.update(tokens)
+        assert by_client == table.waiting_tokens
+        assert by_client.total() == sum(each.waiting_tokens for each in table.requests.values())
 
     @rule(attempt_id=consumes(requests))
     def cancel(self, attempt_id):

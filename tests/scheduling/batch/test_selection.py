@@ -16,18 +16,6 @@ def select(lengths, leader, **limits):
     return lengths[start:end]
 
 
-def test_texts_of_similar_length_share_a_batch():
-    assert select([30, 31, 32, 200], 1) == [30, 31, 32]
-
-
-def test_a_text_that_would_only_add_padding_is_left_out():
-    assert select([5, 100, 100, 100], 1) == [100, 100, 100]
-
-
-def test_a_leader_longer_than_the_budget_goes_alone():
-    assert select([100, 600, 600], 1) == [600]
-
-
 def test_a_batch_takes_no_longer_than_the_leaders_deadline_allows():
     assert select([30] * 8, 0, max_s=15.0 + 90) == [30] * 3
     assert select([30] * 8, 0, max_s=1.0) == [30]

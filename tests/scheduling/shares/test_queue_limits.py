@@ -23,8 +23,7 @@ KEY = BatchKey(64, 64)
         (10, 1, 5, 0.5, 5),
         (10, 10, 1, 0.5, 1),
         (10, 0, 3, 0.25, 3),  # a lower weight
-        (10, 0, 1, 0.0, 1),  # clients do not count
-        (10, 4, 1, 1.0, 1),  # the work of clients that have ended is still there
+        (10, 4, 1, 1.0, 1),  # clients do not count, or the work of those that have ended is still there
     ],
 )
 def test_a_full_queue_accepts_what_the_share_of_its_client_has_room_for(total, own, added, share, excess):

@@ -4,7 +4,7 @@ import pytest
 
 from noria.protocol.model_spec import ModelKey
 from noria.scheduling.costs import CostCurve, CostModel
-from noria.scheduling.step.forecast import SimulatedImage, forecast
+from noria.scheduling.step.forecast import SimulatedImage, forecast, forecast_head
 from noria.scheduling.types import BatchKey, ItemId
 
 MODEL = ModelKey("m")
@@ -97,6 +97,15 @@ def test_the_expected_batch_size_lengthens_steps_up_to_the_row_limit():
     assert forecast_times([image("a", 2)], cost_model=costs(max_rows=2), expected_batch_size={SMALL: 6.0}) == {
         "a": (0.0, 4.0)
     }
+
+
+@pytest.mark.parametrize(("call_work_s", "pace", "b_finish_s"), [(0.5, 2.0, 8.0), (0.0, 1.0, 4.0)])
+def test_the_head_of_a_queue_ends_when_a_slot_is_free_and_the_rest_goes_on_at_its_pace(call_work_s, pace, b_finish_s):
+    images = [image(name, calls, call_work_s=call_work_s) for name, calls in (("a", 2), ("b", 4))]
+    model = costs()
+    found = forecast_head(images, 2, model, {})
+    assert {each.attempt_id: at for each, at in found.images.items()} == {"a": (0.0, 4.0), "b": (0.0, b_finish_s)}
+    assert (found.end_in_s, found.pace) == (4.0, pace)
 
 
 def test_unknown_costs_are_zero():

@@ -68,13 +68,13 @@ def test_a_second_pass_in_the_size_of_the_first_one_is_decoded_once():
 
 def test_a_stage_without_measurements_costs_as_the_other_and_work_counts_both():
     predictor = make_predictor()
-    request = make_request("a", 5, second_stage_from=3)
+    request = make_request("a", 5, second_stage_from=1)
     assert predictor.device_time_s(request) == pytest.approx(5.0)
     predictor.costs.steps[SMALL._replace(stage=1)] = CostCurve({1: 4.0, 8: 32.0})
-    assert predictor.device_time_s(request) == pytest.approx(3.0 + 2 * 4.0)
-    assert predictor.unloaded_s(request) == pytest.approx(3.0 + 2 * 4.0)
+    assert predictor.device_time_s(request) == pytest.approx(1.0 + 4 * 4.0)
+    assert predictor.unloaded_s(request) == pytest.approx(1.0 + 4 * 4.0)
     predictor.table.add(request, 0.0)
-    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(3.0 + 2 * 4.0)
+    assert predictor.predict_requests(["a"], 0.0)["a"].finish_in_s == pytest.approx(1.0 + 4 * 4.0)
 
 
 def test_predictions_are_cached_until_the_table_changes():

@@ -79,7 +79,7 @@ def test_an_image_joins_in_the_lowest_free_slot():
 def test_a_request_joins_steps_through_its_table_and_leaves():
     scheduler = StepScheduler(4)
     assert scheduler.submit(make_request(calls=2), now=1.0) == []
-    first, events = run_iteration(scheduler, now=2.0)
+    first, events = run_iteration(scheduler, now=2.0, text_encode_s=0.125, image_encode_s=0.0625)
     assert [assignment.slot for assignment in first.joins] == [0]
     assert [(step.slot, step.call) for step in first.steps] == [(0, 0)]
     assert first.decodes == ()
@@ -94,7 +94,7 @@ def test_a_request_joins_steps_through_its_table_and_leaves():
         FinishReason.FINISHED,
         1.0,
         0.25,
-        0.75,
+        1.0 - 0.125 - 0.0625 - 0.25,
     )
     assert scheduler.plan(4.0) is None
     assert scheduler.num_running == 0
@@ -315,6 +315,16 @@ def test_the_most_urgent_image_joins_and_steps_first():
     assert [assignment.image.attempt_id for assignment in plan.decodes] == ["high"]
     plan, _ = run_iteration(scheduler, 3.0)
     assert [(step.image.attempt_id, step.call) for step in plan.steps] == [("patient", 1)]
+
+
+@pytest.mark.parametrize("num_of_other", [1, 2])
+def test_the_size_of_one_client_gets_as_many_calls_as_that_of_anothers_heap(num_of_other):
+    costs = CostModel(steps={key: CostCurve({1: 1.0, 8: 1.0}) for key in (SMALL, LARGE)})
+    scheduler = StepScheduler(8, costs=costs, policy=POLICIES["fair"])
+    scheduler.submit(make_request("heap", calls=99, images=6, client="a"), 0.0)
+    scheduler.submit(make_request("own", calls=99, images=num_of_other, batch_key=LARGE, client="b"), 0.0)
+    own = [run_iteration(scheduler)[0].steps[0].image.attempt_id == "own" for _ in range(16)]
+    assert abs(sum(own) - 8) <= 1
 
 
 def test_an_exclusive_request_shares_the_batch_with_no_other():

@@ -88,7 +88,7 @@ class JobStore(ClaimStore):
                     )
                 if new_job.webhook is not None and max_pending_webhooks is not None:
                     _check_pending_webhooks(connection, new_job.client, max_pending_webhooks)
-                if new_job.text_bytes + new_job.image_bytes and max_queued_bytes is not None:
+                if (new_job.text_bytes or new_job.image_bytes) and max_queued_bytes is not None:
                     _check_queued_bytes(connection, new_job, max_queued_bytes)
                 row = connection.execute(jobs.insert().values(**_new_row(new_job, now)).returning(jobs)).one()
                 record = JobRecord(**row._mapping)

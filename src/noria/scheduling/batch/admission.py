@@ -49,7 +49,7 @@ class AdmissionControl:
         num_waiting = self.table.num_waiting
         if not num_waiting:
             return None
-        share = 0.0 if self.shares is None else self.shares.share_of(request)
+        share = 1.0 if self.shares is None else self.shares.share_of(request)
         own, backlog_s = self.table.waiting_by_client[request.client], self.predictor.backlog_s
         queued = Queued(num_waiting, own, request.num_images, self.queue_limit, share)
         rejection = reject_for_length(request.attempt_id, "texts", queued, backlog_s, num_waiting)

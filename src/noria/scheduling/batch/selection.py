@@ -47,18 +47,12 @@ class BatchLimits(Struct, frozen=True):
 def select_window(lengths: Sequence[int], leader: int, limits: BatchLimits) -> tuple[int, int]:
     """Select from `lengths`, sorted, a window that contains index `leader`; return its first index and its end."""
     leader_cost = limits.cost(lengths[leader])
-    best, best_cost = (leader, leader + 1), leader_cost / lengths[leader]
-    start, stop = max(leader - limits.max_rows + 1, 0), min(len(lengths), leader + limits.max_rows)
-    for last in range(leader, stop):
-        length = lengths[last]
-        if not limits.allow(last - leader + 1, (last - leader + 1) * length):
-            break  # so does any longer one
-        num_real = 0
-        for first in range(last, start - 1, -1):
+    best, best_cost = (leader, leader + 1), math.inf
+    for last in range(leader, len(lengths)):
+        length, num_real = lengths[last], sum(lengths[leader + 1 : last + 1])
+        for first in range(leader, -1, -1):
             num_real += lengths[first]
             num_rows = last - first + 1
-            if first > leader or num_rows == 1:
-                continue
             if not limits.allow(num_rows, num_rows * length):
                 break
             cost = limits.cost(num_rows * length)

@@ -17,12 +17,12 @@ class Queued(NamedTuple):
     own: float  # the part of the client of a new request
     added: float  # by that request
     limit: float
-    share: float  # the client's share of the limit, 0 to 1; 0: clients do not count
+    share: float  # the client's share of the limit; 1: it is alone, or clients do not count
 
     @property
     def has_others(self) -> bool:
         """Whether other clients have shares, too."""
-        return 0.0 < self.share < 1.0
+        return self.share < 1.0
 
     @property
     def excess(self) -> float:

@@ -77,7 +77,7 @@ class AdmissionControl:
         return not self.table.num_waiting and rows <= self.predictor.costs.rows_limit(request.batch_key)
 
     def _share_of(self, request: SchedulableRequest) -> float:
-        return self.table.shares.share_of(request) if shares_fairly(self.predictor.policy) else 0.0
+        return self.table.shares.share_of(request) if shares_fairly(self.predictor.policy) else 1.0
 
     def reject_for_deadline(
         self, request: SchedulableRequest, late_ids: Collection[str], now: float

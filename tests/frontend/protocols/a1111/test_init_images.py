@@ -155,3 +155,21 @@ def test_an_image_whose_latents_are_resized_keeps_its_size(client, engine):
         ({"init_images": [b64(file_of(photo((136, 48))))]}, "init_images has 136 × 48 pixels; to resize its latents"),
     ):
         assert says in img2img(client, resize_mode=3, **fields).json()["detail"]
+
+
+def test_the_document_has_the_bounds_of_each_number(client):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    image, extra = (
+        {name: (each["minimum"], each["maximum"]) for name, each in fields.items() if "minimum" in each}
+        for fields in (schemas[body]["properties"] for body in ("Img2Img", "ExtraSingleImage"))
+    )
+    expected = {
+        "resize_mode": (0, 3),
+        "denoising_strength": (0.01, 1),
+        "mask_blur": (0, 256),
+        "inpainting_fill": (0, 3),
+    }
+    assert image.items() >= (expected | {"steps": (1, 100), "n_iter": (1, 4)}).items()
+    assert image["seed"][0] == -1
+    assert extra.items() >= {"resize_mode": (0, 1), "upscaling_resize": (1, 8)}.items()
+    assert schemas["Img2Img"]["required"] == ["init_images"]

@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import httpx
@@ -303,6 +304,21 @@ def test_keys_tls_and_drain(engine_of_texts, tmp_path):
             thread.join()
     got = np.float32(answers[0].outputs[0].contents.fp32_contents)
     np.testing.assert_array_equal(got, fake_vector([1, word_id("a"), word_id("cat"), 2]))
+
+
+def test_a_call_in_flight_at_the_end_of_a_drain_is_told_that_the_server_stops(engine_of_texts):
+    engine_of_texts.reset()
+    engine_of_texts.never_answers = True
+    with reserve_port() as port, ThreadPoolExecutor(1) as thread:
+        config = Config(frontend=FrontendConfig(grpc_port=port, drain_s=0.3))
+        with serving(config, engine_of_texts) as (_, server), grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            grpc.channel_ready_future(channel).result(60)
+            wait_until(lambda: call(channel, "ServerReady")[0].ready)
+            calling = thread.submit(rejected, "UNAVAILABLE", "the server is stopping", lambda: infer(channel, "a"))
+            wait_until(lambda: engine_of_texts.submitted)
+            server.should_exit = True
+            calling.result(60)
+    engine_of_texts.never_answers = False
 
 
 def _is_refused(channel):

@@ -7,7 +7,7 @@ import openai
 import pytest
 from PIL import Image
 
-from noria.testing.fake_encoder import fake_vector, word_id
+from noria.testing.fake_encoder import FAKE_ENCODER, fake_vector, word_id
 from uploads import b64, file_of
 
 
@@ -25,6 +25,14 @@ def png(width, height, colour=(200, 100, 50)):
 
 
 PIXEL = png(1, 1)
+
+
+def test_the_document_has_the_bounds_of_the_model(texts):
+    fields = texts.get("/openapi.json").json()["components"]["schemas"]["EmbeddingsRequestBody"]["properties"]
+    text, token_ids, *_ = fields["input"]["anyOf"]
+    assert (text["minLength"], token_ids["items"]["maximum"]) == (1, FAKE_ENCODER.vocab_size - 1)
+    assert fields["dimensions"]["maximum"] == FAKE_ENCODER.dimensions
+    assert fields["prompt_name"]["enum"][-1] is None
 
 
 def test_openais_client_gets_vectors_of_texts_and_images_in_order(client, texts):

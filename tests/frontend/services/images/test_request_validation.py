@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from noria.config import FrontendConfig
 from noria.errors import InvalidField
 from noria.frontend.services.images import request_validation
-from noria.frontend.services.images.request_validation import NO_IMAGES, limits, validate
+from noria.frontend.services.images.request_validation import NO_IMAGES, Limits, check_range, limits, validate
 from noria.images.start_image import RequestImageFacts, StartImageFacts
 from noria.protocol.diffusion import Lora
 from noria.protocol.request import ImageRequestBody
@@ -113,6 +113,24 @@ def test_priority_and_deadline_come_from_the_body_or_else_the_headers(client, en
     # A little less than requested: the front end reserves time to write the file.
     assert 0.5 < by_header <= 1.5 < by_body <= 2.0
     assert none is None
+
+
+@pytest.mark.parametrize(
+    ("got", "says"),
+    [
+        (15, "width is 15; allowed are 16 to 100 in multiples of 8."),
+        (101, "width is 101; allowed are 16 to 100 in multiples of 8."),
+        (math.nan, "width is nan; allowed are 16 to 100 in multiples of 8."),
+        (65, "width is 65; it must be a multiple of 8, such as 64 or 72."),
+        (100, "width is 100; it must be a multiple of 8, such as 96."),
+    ],
+)
+def test_a_number_outside_its_limits_is_told_which_are_allowed(got, says):
+    with pytest.raises(InvalidField) as caught:
+        check_range("width", got, Limits(16, 100, None, multiple=8))
+    assert (caught.value.message, caught.value.field) == (says, "width")
+    assert [check_range("width", side, Limits(16, 96, None, multiple=8)) for side in (16, 96)] == [16, 96]
+    assert check_range("scale", 2.5, Limits(0, 2.5, None)) == 2.5
 
 
 def start_image(width_px, height_px):

@@ -7,6 +7,7 @@ from PIL import Image
 
 from extras_client import IMAGE, WEBUIAPI, extra, opened
 from noria.frontend.http.body import MAX_LARGE_BODIES_PER_CLIENT
+from noria.frontend.services.images import upscaling
 from noria.protocol.diffusion import Upscaling
 from uploads import b64, file_of, photo
 from waiting import wait_until
@@ -29,6 +30,14 @@ def test_filters_enlarge_an_image_without_an_engine(client, engine, fields, size
     if resampling is None or size == (80, 48):
         expected = IMAGE if resampling is None else IMAGE.resize(size, resampling)
         assert image.tobytes() == expected.tobytes()
+
+
+def test_a_result_of_too_many_pixels_is_rejected(client, monkeypatch):
+    monkeypatch.setattr(upscaling, "MAX_RESULT_PIXELS", 80 * 48)
+    assert opened(extra(client, upscaling_resize=2).json()["image"]).size == (80, 48)
+    answer = extra(client, upscaling_resize=2.2)
+    assert answer.status_code == 400
+    assert "the result would have 88 × 48 pixels; at most 3840 are allowed" in answer.json()["detail"]
 
 
 def test_an_upscaler_of_a_file_runs_in_an_engine(upscaling_server):

@@ -15,7 +15,7 @@ from noria.frontend.access.fair_threads import FairThreads
 from noria.frontend.http.body import MAX_LARGE_BODIES_PER_CLIENT
 from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody, as_settings
 from noria.frontend.services.texts.image_inputs import ImageInputs
-from noria.frontend.services.texts.text_request import with_prompt
+from noria.frontend.services.texts.text_request import TextRequestSettings, role_of, with_prompt
 from noria.testing.fake_encoder import FAKE_ENCODER, IMAGES
 from uploads import b64, file_of
 from waiting import wait_until
@@ -30,6 +30,30 @@ PIXEL = png(1, 1)
 
 def post(texts, **body):
     return texts.post("/v1/embeddings", json=body)
+
+
+def test_the_first_text_of_a_ranking_is_its_query_and_the_others_are_documents():
+    ranking = TextRequestSettings(inputs=["q", "a", "b"], is_ranking=True, role="query")
+    assert [ranking.role_at(index) for index in range(3)] == ["query", "document", "document"]
+    assert [ranking.name(index) for index in range(3)] == ["the query", "text 0", "text 1"]
+    others = TextRequestSettings(inputs=["a", "b"], images={1: "b64"}, role="document")
+    assert [others.role_at(index) for index in range(3)] == ["document"] * 3
+    assert [others.name(index) for index in range(2)] == ["text 0", "text 2"]  # between them is an image
+
+
+@pytest.mark.parametrize(
+    ("input_type", "task", "role"),
+    [
+        (None, None, None),
+        ("query", None, "query"),
+        ("search_document", None, "document"),
+        (None, "retrieval.query", "query"),
+        ("document", "retrieval.passage", "document"),
+        (None, "classification", None),
+    ],
+)
+def test_the_side_of_a_search_is_that_of_all_fields_that_name_one(input_type, task, role):
+    assert role_of(input_type, task) == role
 
 
 def test_a_body_with_images_may_be_longer_than_one_of_texts(texts):
