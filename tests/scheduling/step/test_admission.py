@@ -119,6 +119,19 @@ def test_images_that_are_paused_in_slots_count_in_the_backlog():
     assert "it holds 40.00 s of work, the limit is 30 s" in message
 
 
+@pytest.mark.parametrize(("num_running", "most"), [(0, 2), (1, 2), (2, 2)])
+def test_as_many_images_as_the_limit_and_the_free_slots_take_are_accepted(num_running, most):
+    admission = make_admission(num_slots=2)
+    admission.queue_limit = 3
+    admission.table.add(make_request("a", images=3), 0.0)
+    for index in range(num_running):
+        admission.table.assign(ItemId("a", index), 0.0)
+    assert admission.reject_for_queue_length(make_request("b", images=most)) is None
+    rejected = admission.reject_for_queue_length(make_request("b", images=most + 1))
+    assert f"{3 - num_running} images are waiting, the limit is 3, and this request has {most + 1}" in rejected.message
+    assert rejected.retry_after_s == pytest.approx(15.0 / 3)  # until one of the three has left
+
+
 def test_a_queue_without_a_limit_in_seconds_is_never_rejected_for_its_backlog():
     unlimited, limited = make_admission(), make_admission(queue_limit_s=10.0)
     for admission in (unlimited, limited):

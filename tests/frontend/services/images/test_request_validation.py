@@ -185,6 +185,14 @@ def test_what_a_model_does_not_take_is_rejected_by_the_name_of_its_family(spec):
         assert caught.value.field == field
 
 
+@pytest.mark.parametrize("weight", [math.nan, -math.inf, request_validation.MAX_LORA_WEIGHT + 0.1])
+def test_invalid_weights_of_loras_are_rejected(spec, weight):
+    takes = msgspec.structs.replace(spec, takes_loras=True)
+    with pytest.raises(InvalidField, match=r"the weight of 'ink' is .*; allowed are -") as caught:
+        validate(ImageRequestBody("p", loras=(Lora("ink", weight),)), takes, FrontendConfig(), "id", lambda: 0)
+    assert caught.value.field == "loras"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1.001])
 def test_invalid_strengths_are_rejected(spec, value):
     body = ImageRequestBody("p", strength=value)
