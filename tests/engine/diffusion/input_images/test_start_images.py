@@ -21,7 +21,7 @@ from generating import (
 )
 from noria.engine.diffusion.executor import DiffusionExecutor
 from noria.engine.diffusion.input_images.masked_images import MaskedImages
-from noria.engine.diffusion.input_images.start_latents import StartFrameReader, StartLatents
+from noria.engine.diffusion.input_images.start_latents import StartLatents
 from noria.engine.loop import RequestEnded, StepLoop
 from noria.errors import InvalidField, QueueFull
 from noria.protocol.diffusion import min_strength
@@ -283,16 +283,6 @@ def test_the_least_strength_leaves_a_step():
         least = make_request(1, inference_steps=steps, strength=min_strength(steps)).payload
         assert least.first_step == steps - 1
         assert least.num_steps == 1
-
-
-def test_the_pixels_that_wait_are_bounded():
-    request = make_request(1, strength=0.5)
-    reader = StartFrameReader(max_waiting_bytes=10_000)
-    held = [reader.read(request.payload, frame(request), (4, 8, 12)) for _ in range(2)]
-    with pytest.raises(QueueFull, match="9216 bytes of 10000"):
-        reader.read(request.payload, frame(request), (4, 8, 12))
-    held.pop()
-    assert reader.read(request.payload, frame(request), (4, 8, 12))[0] is not None
 
 
 def test_the_pixels_of_a_request_that_has_moved_are_not_rejected(tiny, monkeypatch):
