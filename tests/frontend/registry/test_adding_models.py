@@ -1,5 +1,6 @@
 """`POST /v1/registry/versions`: real processes that read real sources; what a client may not have read."""
 
+import asyncio
 import concurrent.futures
 import pathlib
 import shutil
@@ -12,9 +13,11 @@ import pytest
 from frontends import serving
 from noria.config import Config, FrontendConfig, RegistryConfig
 from noria.frontend.access.api_keys import generate_key
+from noria.frontend.registry import version_adding
 from noria.registry.manifest import read_manifest
 from noria.registry.model_store import ModelStore
 from noria.registry.schema import open_registry
+from noria.registry.sources.reading_process import read_in_process
 from noria.testing.fake_engine import FakeEngine
 
 PATH = "/v1/registry/versions"
@@ -94,11 +97,16 @@ def test_what_may_not_be_read_or_is_no_model_is_one_sentence(add, server, body, 
     assert store.all_versions() == before
 
 
-def test_others_are_answered_while_a_source_is_read_and_it_goes_on_without_its_client(server):
+def test_others_are_answered_while_a_source_is_read_and_it_goes_on_without_its_client(server, monkeypatch):
     url, keys, store, home = server
     slow = home / "allowed" / "slow"
     shutil.copytree(home / "allowed" / "shapes", slow)
-    (slow / "extra.bin").write_bytes(bytes(50_000_000))
+
+    async def read_slowly(*arguments):
+        await asyncio.sleep(1)
+        return await read_in_process(*arguments)
+
+    monkeypatch.setattr(version_adding, "read_in_process", read_slowly)
     body, headers = {"model": "slow", "source": str(slow)}, {"X-Api-Key": keys["adder"]}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}{PATH}", json=body, headers=headers, timeout=0.3)
