@@ -49,8 +49,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     endpoints: Annotated[
         tuple[EndpointConfig, ...],
         Meta(
-            description="endpoints with code of your own: [[endpoints]] tables in the file, else a TOML array of "
-            "tables: docs/user-code.md"
+            description="endpoints with code of your own: [[endpoints]] tables in the file, in variables and "
+            "flags a TOML array of tables: docs/user-code.md"
         ),
     ] = ()
     log_level: Annotated[

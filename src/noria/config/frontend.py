@@ -92,7 +92,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="connections of one address (IPv6: of one /64 network), but for `trusted_proxies`",
+            description="connections of one address (IPv6: of one /64 network) that is not in `trusted_proxies`",
         ),
     ] = 1024
     max_body_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body without images")] = (
