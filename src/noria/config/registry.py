@@ -19,7 +19,9 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     lineage_events_per_minute: Annotated[
         int, Meta(ge=1, description="lineage events that one API key, or one client without keys, may send a minute")
     ] = 6000
-    lineage_mib_per_minute: Annotated[float, Meta(gt=0, le=100_000, description="bodies of these a minute, MiB")] = 16.0
+    lineage_mib_per_minute: Annotated[
+        float, Meta(gt=0, le=100_000, description="bodies with lineage events that it may send a minute, MiB")
+    ] = 16.0
     max_lineage_mib: Annotated[
         float,
         Meta(
