@@ -16,8 +16,8 @@ from noria.config import Config, EngineConfig
 from noria.errors import ConfigError, GenerationFailed, ImageFileError, InvalidField, short_repr
 from noria.frontend.engines.attempt import raw_image
 from noria.frontend.engines.results import RawImage
-from noria.frontend.services.images.generation_types import divide, refusal
 from noria.frontend.services.images.image_writer import write_images
+from noria.frontend.services.images.refusals import divide, refusal
 from noria.frontend.services.images.request_validation import validate
 from noria.images.metadata import GenerationMetadata, metadata_for
 from noria.images.metadata_io import read_metadata

@@ -43,9 +43,11 @@ from noria.frontend.protocols.tei.operations import tei_operations
 from noria.frontend.protocols.tei.routes import TeiRoutes
 from noria.frontend.registry.connection import RegistryConnection
 from noria.frontend.registry.deployment_routes import DeploymentRoutes
-from noria.frontend.registry.lineage_routes import LineageRoutes, LineageService
+from noria.frontend.registry.lineage import LineageService
+from noria.frontend.registry.lineage_routes import LineageRoutes
 from noria.frontend.registry.served_versions import ServedVersionsService
-from noria.frontend.registry.statistics_routes import ReadSnapshot, StatisticsFile, StatisticsRoutes
+from noria.frontend.registry.statistics_routes import StatisticsRoutes
+from noria.frontend.registry.statistics_service import ReadSnapshot, StatisticsFile, StatisticsService
 from noria.frontend.registry.version_adding import VersionAdder
 from noria.frontend.registry.version_routes import RegistryRoutes
 from noria.frontend.routing import ErrorResponder, route_by_path, routes_of, untraced
@@ -163,7 +165,9 @@ def build_app(
         *live.operations,
         *DeploymentRoutes(registry, body_reader).operations,
         *RegistryRoutes(registry, adding, ServedVersionsService(submission, config), uploads, body_reader).operations,
-        *StatisticsRoutes(read_statistics or StatisticsFile(statistics_file(config)).read).operations,
+        *StatisticsRoutes(
+            StatisticsService(read_statistics or StatisticsFile(statistics_file(config)).read)
+        ).operations,
         *LineageRoutes(lineage, body_reader).operations,
         *a1111_operations(A1111Routes(generation_service, body_reader)),
         *open_inference_operations(OpenInferenceRoutes(open_inference, body_reader)),

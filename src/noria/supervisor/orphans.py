@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import psutil
 
-from noria.observe.metrics.process_metrics import child_processes
+from noria.observe.child_processes import child_processes
 
 
 class OrphanReaper:

@@ -9,7 +9,7 @@ import pytest
 from noria.config import RegistryConfig
 from noria.errors import ConfigError, RateLimited, RegistryConflict, RegistryUnavailable
 from noria.frontend.registry.connection import RegistryConnection
-from noria.frontend.registry.lineage_routes import LineageService
+from noria.frontend.registry.lineage import LineageService
 from noria.registry.schema import open_registry_database
 
 START = 1_795_400_000.0

@@ -1,15 +1,11 @@
 """The processes of a server are found by their titles; with real processes."""
 
-import contextlib
-import pathlib
 import subprocess
 import sys
-import threading
 
 import psutil
-import pytest
 
-from noria.observe.metrics.process_metrics import child_processes, process_metrics, process_name
+from noria.observe.metrics.process_metrics import process_metrics, process_name
 
 SUPERVISOR = """
 import setproctitle, subprocess, sys
@@ -43,44 +39,6 @@ def test_a_process_that_has_ended_has_no_name():
         process = psutil.Process(child.pid)
         child.kill()
     assert process_name(process) is None
-
-
-@pytest.mark.parametrize("kernel_lists", [True, False])
-def test_the_running_children_of_all_threads_are_found(kernel_lists, monkeypatch):
-    if not kernel_lists:
-        monkeypatch.setattr(pathlib.Path, "glob", lambda self, pattern: iter(()))
-    with contextlib.ExitStack() as stack:
-        started, finish = [], threading.Event()
-
-        def start():
-            started.append(stack.enter_context(subprocess.Popen(["sleep", "60"])))
-            stack.callback(started[-1].kill)
-
-        def start_and_stay():
-            start()
-            ready.set()
-            finish.wait()
-
-        before, ready = child_processes(psutil.Process()), threading.Event()
-        start()
-        threading.Thread(target=start_and_stay).start()
-        stack.callback(finish.set)
-        ready.wait()
-        with subprocess.Popen(["true"]):
-            pass
-        found = set(child_processes(psutil.Process())) - set(before)
-        assert {child.pid for child in found} == {child.pid for child in started}
-
-
-@pytest.mark.parametrize("kernel_lists", [True, False])
-def test_a_process_that_has_ended_has_no_children(kernel_lists, monkeypatch):
-    with subprocess.Popen(["sleep", "60"]) as child:
-        process = psutil.Process(child.pid)
-        child.kill()
-    if not kernel_lists:
-        monkeypatch.setattr(pathlib.Path, "glob", lambda self, pattern: iter(()))
-    with pytest.raises(psutil.NoSuchProcess):
-        child_processes(process)
 
 
 def test_an_unsupervised_process_reports_itself():

@@ -11,7 +11,8 @@ from noria.errors import DeadlineExceeded, EngineUnavailable
 from noria.frontend.access.shares import job_client
 from noria.frontend.engines.results import ProgressUpdate, Update
 from noria.frontend.services.images.generation import GenerationService
-from noria.frontend.services.images.generation_types import ImageTask, request_attributes
+from noria.frontend.services.images.generation_types import ImageTask
+from noria.frontend.services.images.span_attributes import request_attributes
 from noria.jobs.records import JobRecord
 from noria.jobs.stored_request import StoredRequest, deserialize, serialize
 from noria.jobs.worker import JobOutput

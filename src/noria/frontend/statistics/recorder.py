@@ -25,6 +25,8 @@ from noria.statistics.values import Values
 from noria.statistics.variables import Declarations, Variable
 from noria.statistics.windows import MAX_CELLS, CountsReport, SeriesKey
 
+_EXPORT_INTERVAL_S = 0.5
+_REPORT_CELLS = 25  # that a report takes beside its own, in memory: of `MAX_CELLS`, at most 20,000 reports wait
 _LABELS = ("endpoint", "version")
 
 
@@ -87,10 +89,6 @@ def export_counts(variable: str, endpoint: str, version: str, counts: Counts) ->
         if count:
             bucket.inc(count)
     series._sum.inc(counts.sum)
-
-
-_EXPORT_INTERVAL_S = 0.5
-_REPORT_CELLS = 25  # that a report takes beside its own, in memory: of `MAX_CELLS`, at most 20,000 reports wait
 
 
 class StatisticsRecorder:

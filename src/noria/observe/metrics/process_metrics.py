@@ -12,6 +12,7 @@ import psutil
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from noria.observe import cgroup
+from noria.observe.child_processes import child_processes
 from noria.observe.metrics import declarations
 from noria.observe.metrics.section import Declaration
 
@@ -67,26 +68,6 @@ def _named_children(process: psutil.Process) -> Iterator[tuple[str, psutil.Proce
     for child in child_processes(process):
         if name := process_name(child):
             yield name, child
-
-
-def child_processes(process: psutil.Process) -> list[psutil.Process]:
-    """Return the children of `process` from the kernel's list; psutil would look at every process of the machine.
-
-    While a child ends, another may be missing from the kernel's list (proc(5)). Raises psutil.Error if `process` has
-    ended.
-    """
-    try:
-        lists = [path.read_text() for path in pathlib.Path(f"/proc/{process.pid}/task").glob("*/children")]
-    except OSError:  # a thread has just ended
-        lists = []
-    if not lists:  # a kernel without CONFIG_PROC_CHILDREN
-        all_children: list[psutil.Process] = process.children()
-        return all_children
-    children = []
-    for pid in " ".join(lists).split():
-        with contextlib.suppress(psutil.Error):  # it has ended
-            children.append(psutil.Process(int(pid)))
-    return children
 
 
 def process_name(process: psutil.Process) -> str | None:

@@ -58,7 +58,12 @@ class ImagePrompt:
 
 
 def check_ip_adapter(got: IpAdapter | None, model: DiffusionModel, model_name: str) -> None:
-    """Check that the IP-Adapter of a request is loaded. Raises InvalidField: it is not, or is of another digest."""
+    """Check that the IP-Adapter of a request is loaded.
+
+    Raises:
+        InvalidField: it is of another digest.
+        IpAdapterNotFound: it is not loaded.
+    """
     if got is None:
         return
     loaded = model.ip_adapters.by_name if isinstance(model, ImagePromptedModel) else {}

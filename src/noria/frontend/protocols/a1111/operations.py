@@ -61,9 +61,12 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
         ),
         f"{_CONTROLNET_ROOT}/module_list": (
             routes.fixed,
-            "The preprocessors: only the one that does nothing.",
+            "The preprocessors: the one that does nothing, and the one by which a unit is an IP-Adapter.",
         ),
-        f"{_CONTROLNET_ROOT}/control_types": (controlnets.control_types, "Both lists, of the only type."),
+        f"{_CONTROLNET_ROOT}/control_types": (
+            controlnets.control_types,
+            "Both lists, by type: all units, and IP-Adapters if the model has some.",
+        ),
     }
     return [
         operation(
@@ -137,7 +140,7 @@ def a1111_operations(routes: A1111Routes) -> list[Operation]:
             path=f"{_ROOT}/options",
             handler=routes.set_options,
             summary="Change the settings of A1111's API",
-            description="For later requests of the same key, without keys of all clients.",
+            description="For later requests of the same key; on a server without keys, of all clients.",
             body=A1111Options,
             fields=_FIELDS,
             example={"samples_format": "png"},

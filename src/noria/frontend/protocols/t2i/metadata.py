@@ -142,7 +142,7 @@ class ImageMetadataRoute:
         return Response(response, media_type="application/json")
 
     def _recover(self, context: RequestContext, metadata: GenerationMetadata) -> RecoveredSettings:
-        rejected = [*_rejected_images(metadata)]
+        rejected = list(_rejected_images(metadata))
         try:
             spec = self._generation_service.resolve_model(metadata.model, context)
         except ModelNotFound as error:

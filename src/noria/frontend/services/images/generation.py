@@ -34,12 +34,11 @@ from noria.frontend.services.images.generation_types import (
     ImageTask,
     ResponseTimings,
     Written,
-    divide,
-    record_refusals,
-    request_attributes,
 )
 from noria.frontend.services.images.image_writer import to_base64, write_images
+from noria.frontend.services.images.refusals import divide, record_refusals
 from noria.frontend.services.images.request_validation import NO_IMAGES, validate
+from noria.frontend.services.images.span_attributes import request_attributes
 from noria.frontend.services.images.start_images import (
     NUM_UPLOAD_THREADS,
     LoadFiles,
@@ -74,8 +73,7 @@ Check = Callable[[ImageRequest, RequestImageFacts], None]
 
 
 def _random_seed() -> int:
-    # Exact in JavaScript's numbers, and short enough to copy by hand.
-    return _SEEDS.getrandbits(32)
+    return _SEEDS.getrandbits(32)  # exact in JavaScript's numbers, and short enough to copy by hand
 
 
 class GenerationService:

@@ -5,14 +5,10 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from msgspec import UNSET, Struct, UnsetType
-from opentelemetry.util.types import AttributeValue
 
-from noria.errors import ImageRefused
 from noria.frontend.engines.request_context import RequestContext
 from noria.frontend.engines.results import RawImage
 from noria.images.start_image import RequestImageFacts
-from noria.observe.logs.request_log import RequestLogRecord
-from noria.observe.metrics import declarations
 from noria.protocol.model_spec import ModelSpec
 from noria.protocol.request import ImageFormat, ImageRequest, ImageRequestBody
 from noria.statistics.values import Values
@@ -137,60 +133,3 @@ class GenerationResult:
             "X-Noria-Mean-Batch": f"{self.mean_batch:.2f}",
             "Server-Timing": server_timing,
         }
-
-
-def divide(images: Sequence[RawImage]) -> tuple[list[ImageFacts], list[ImageFacts]]:
-    """Return the facts of the images that have pixels, and of those that are refused."""
-    facts = [
-        ImageFacts(index, image.seed, UNSET if image.safety_score is None else round(image.safety_score, 6))
-        for index, image in enumerate(images)
-    ]
-    divided: tuple[list[ImageFacts], list[ImageFacts]] = [], []
-    for image, each in zip(images, facts, strict=True):
-        divided[image.is_refused].append(each)
-    return divided
-
-
-def record_refusals(model: str, refused: Sequence[ImageFacts], num_images: int, log_record: RequestLogRecord) -> None:
-    """Count refused images, and log their number. Raises ImageRefused: they are all images of the request."""
-    declarations.IMAGES_REFUSED.labels(model).inc(len(refused))
-    log_record.add(num_refused=len(refused))
-    if len(refused) == num_images:
-        raise refusal(model, refused)
-
-
-def refusal(model: str, refused: Sequence[ImageFacts]) -> ImageRefused:
-    """Return the error for refused images of a model."""
-    scores = ", ".join(f"{each.safety_score:.2f}" for each in refused)
-    what = "the image was" if len(refused) == 1 else f"{len(refused)} images were"
-    return ImageRefused(
-        f"{what} refused by the safety classifier of {model} (safety score {scores}). Change the prompt or the seed."
-    )
-
-
-def request_attributes(request: ImageRequest) -> dict[str, AttributeValue]:
-    """Return what the request asks for, as attributes of a span; without prompts, which may be secrets.
-
-    Names are those of https://opentelemetry.io/docs/specs/semconv/gen-ai/; others begin with `noria.`.
-    """
-    payload = request.payload
-    attributes: dict[str, AttributeValue] = {
-        "gen_ai.operation.name": "generate_content",
-        "gen_ai.output.type": "image",
-        "gen_ai.provider.name": "noria",
-        "gen_ai.request.model": request.model,
-        "gen_ai.request.seed": payload.seed,
-        "noria.scheduler": payload.scheduler,
-        "noria.inference_steps": payload.inference_steps,
-        "noria.guidance_scale": payload.guidance_scale,
-        "noria.calls": payload.calls,
-        "noria.width": payload.width,
-        "noria.height": payload.height,
-        "noria.images": payload.n,
-        "noria.priority": request.priority,
-    }
-    if payload.n > 1:
-        attributes["gen_ai.request.choice.count"] = payload.n
-    if request.deadline_s is not None:
-        attributes["noria.deadline_s"] = request.deadline_s
-    return attributes

@@ -1,4 +1,4 @@
-"""Checks the images of a request: number, what models need, the size that follows; and a second pass. Pure."""
+"""Checks the images of a request: how many, what models need, and the size that follows. Checks a second pass. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -198,9 +198,6 @@ def check_strength(
     return strength
 
 
-FIELD = "second_pass"
-
-
 def check_second_pass(payload: DiffusionPayload, spec: DiffusionModelSpec, *, has_images: bool) -> None:
     """Check a payload with a second pass, whose numbers the protocol has checked.
 
@@ -216,11 +213,11 @@ def check_second_pass(payload: DiffusionPayload, spec: DiffusionModelSpec, *, ha
     )
     for is_excluded, reason in excluded:
         if is_excluded:
-            raise InvalidField(f"{FIELD}: {reason}. Leave it out.", field=FIELD)
+            raise InvalidField(f"second_pass: {reason}. Leave it out.", field="second_pass")
     scheduler_names.check_start_image(payload.scheduler, spec.schedulers)
     if payload.first_step_of_second_pass == payload.second_pass.inference_steps:
         raise InvalidField(
-            f"{FIELD}: its strength {payload.second_pass.strength} leaves none of its "
+            f"second_pass: its strength {payload.second_pass.strength} leaves none of its "
             f"{payload.second_pass.inference_steps} steps. Use more of either.",
-            field=FIELD,
+            field="second_pass",
         )
