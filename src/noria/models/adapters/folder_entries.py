@@ -50,8 +50,8 @@ class FolderEntries:
         if not wanted:
             raise ConfigError(
                 f"engine.{self.setting}: {str(entry)!r} is for {only_for or 'image models'}, but the image models of "
-                f"this server are: {short_list([spec.name for spec in specs]) or 'none'}. Name one of these or remove "
-                "the entry, or serve such a model: additional_models."
+                f"this server are: {short_list([spec.name for spec in specs]) or 'none'}. Name one, serve such "
+                "a model (additional_models), or leave MODEL= out: then it is for all, those of the registry, too."
             )
         return wanted
 
