@@ -181,7 +181,7 @@ async def test_a_server_that_accepts_no_more_finishes_the_handshakes_of_those_it
         assert (len(protocols), len(admitted)) == (1, 1)
 
 
-async def test_servers_that_share_a_listener_serve_each_connection_once_and_one_goes_on_alone(certificate):
+async def test_servers_that_share_a_listener_serve_each_connection_once_and_the_forestalled_one_also_alone(certificate):
     """Two are woken by a connection, which one of them gets; `processes` front ends are such servers."""
     made = [], []
 
@@ -205,11 +205,12 @@ async def test_servers_that_share_a_listener_serve_each_connection_once_and_one_
             for number in range(1, 5):
                 await connect()
                 await wait_until_async(lambda number=number: sum(map(len, made)) == number)
-            num_of_second = len(made[1])
-            await servers[0].stop_accepting()
+            forestalled, other = sorted((0, 1), key=lambda number: len(made[number]))
+            before = len(made[forestalled])
+            await servers[other].stop_accepting()
             await connect()
-            await wait_until_async(lambda: len(made[1]) == num_of_second + 1)
-            await servers[1].stop_accepting()
+            await wait_until_async(lambda: len(made[forestalled]) == before + 1)
+            await servers[forestalled].stop_accepting()
 
 
 def test_a_client_that_does_not_answer_the_end_of_its_connection_delays_no_stop(serve, new_engine, certificate):
