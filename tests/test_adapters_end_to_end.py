@@ -4,6 +4,7 @@ The front end and the engine run in threads of this process: to start another on
 measures no costs, so that it batches on a busy machine, too.
 """
 
+import contextlib
 import functools
 
 import numpy as np
@@ -47,10 +48,10 @@ def client(tiny_folder, loras, controlnets, folder):  # noqa: F811 - a fixture
     settings = {"loras": (str(loras),), "controlnets": tuple(map(str, controlnets))}
     spec, executor = load(tiny_folder, **settings)
     engine = RunningEngine(folder, [spec], name="adapters")
-    engine.start(StepRuntime(executor, StepScheduler(8)))
-    with served_client(Config(engine=EngineConfig(**settings)), engine) as opened:
-        yield opened
-    engine.close()
+    with contextlib.closing(engine):
+        engine.start(StepRuntime(executor, StepScheduler(8)))
+        with served_client(Config(engine=EngineConfig(**settings)), engine) as opened:
+            yield opened
 
 
 def control(name, seed, **fields):

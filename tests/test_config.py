@@ -223,7 +223,9 @@ def test_a_list_without_an_element_is_written_in_one_way(setting: Setting) -> No
 
 def test_every_flag_of_the_settings_page_is_parsed_into_its_setting() -> None:
     parser, _ = build_parser()
-    for flag in re.findall(r"^\| `\w+` \| `(--\S+)` \|", settings_docs(), re.MULTILINE):
+    flags = re.findall(r"^\| `\w+` \| `(--\S+)` \|", settings_docs(), re.MULTILINE)
+    assert sorted(flags) == sorted(each.flag for each in list_settings() if each.flag.startswith("--"))
+    for flag in flags:
         (setting,) = [each for each in list_settings() if each.flag == flag]
         if "true" in allowed(setting).split(", "):
             assert getattr(parser.parse_args(["serve", flag]), setting.key) is True

@@ -1,4 +1,4 @@
-"""docs/promises.md names a test that exists for each promise, and leaves out none of README and SECURITY.md."""
+"""docs/promises.md names a test for each promise, and leaves out none of README and SECURITY.md."""
 
 import ast
 import pathlib
@@ -10,11 +10,14 @@ ROOT = pathlib.Path(__file__).parent.parent
 ROWS = re.findall(r"^\| (?!promise |-)(.+?) \| `(.+?)` \|$", (ROOT / "docs/promises.md").read_text(), re.MULTILINE)
 
 
+KINDS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+IN_CI = re.findall(r"(?<!benchmarks/)\btests/[\w/.:]+", (ROOT / ".ci/run").read_text())
+
+
 def names_of(path):
     """The names of the tests in a module."""
-    kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
     body = ast.parse(path.read_text()).body
-    names = {node.name for node in body if isinstance(node, kinds)}
+    names = {node.name for node in body if isinstance(node, KINDS)}
     names |= {
         target.id for node in body if isinstance(node, ast.Assign) for target in node.targets if hasattr(target, "id")
     }
@@ -26,6 +29,19 @@ def test_its_test_exists(promise, test):
     path, _, name = test.partition("::")
     names = names_of(ROOT / path)
     assert name in names if name else names, promise
+
+
+@pytest.mark.parametrize(("promise", "test"), ROWS)
+def test_it_runs_in_ci_or_the_promise_names_the_command(promise, test):
+    """A slow test is run by .ci/run if its file or a folder of it is named there; chaos and gpu tests are not run."""
+    path, _, name = test.partition("::")
+    body = ast.parse((ROOT / path).read_text()).body
+    of_module = [node.value for node in body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    of_test = [each for node in body if isinstance(node, KINDS) and node.name == name for each in node.decorator_list]
+    marks = set(re.findall(r"\bmark\.(\w+)", "\n".join(map(ast.unparse, of_module + of_test))))
+    assert all(f"`make {mark}`" in promise for mark in marks & {"chaos", "gpu"})
+    places = [path, *map(str, pathlib.PurePath(path).parents), test]
+    assert "slow" not in marks or any(place in places for place in IN_CI)
 
 
 @pytest.mark.parametrize(

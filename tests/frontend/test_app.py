@@ -37,7 +37,7 @@ def test_a_server_that_has_stopped_leaves_no_thread(folder, tmp_path):
         for path in ("/v1/registry/versions", "/v1/jobs"):
             assert client.get(path).status_code == 200
         assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 503
-        assert set(threading.enumerate()) > before
+        assert set(threading.enumerate()) - before
     wait_until(lambda: set(threading.enumerate()) <= before)
 
 

@@ -68,12 +68,13 @@ async def test_a_job_is_accepted_executed_and_read(database, tmp_path, job):
             await service.image(other.id, 0)
 
 
-async def test_an_erased_job_is_gone_with_its_images_and_pending_webhooks(tmp_path, job):
+@on_both
+async def test_an_erased_job_is_gone_with_its_images_and_pending_webhooks(database, tmp_path, job):
     def num_pending():
         with service._store._engine.connect() as connection:
             return connection.scalar(sa.select(sa.func.count()).select_from(deliveries))
 
-    async with serving(JobsConfig(), tmp_path) as service:
+    async with serving(in_database(database, tmp_path), tmp_path) as service:
         new = job(webhook="https://127.0.0.1:1/")  # to which nothing is delivered
         record, _ = service._store.accept(new, 9, time.time())
         await wait_until_ended(service, record.id)

@@ -123,7 +123,7 @@ def test_the_banner_of_a_server_with_api_keys_has_a_command_with_a_key():
 
 
 @pytest.mark.parametrize(("kind", "processes"), [("Unix socket", 2), ("TLS", 1)])
-def test_front_ends_share_a_listener_and_noria_top_reaches_it(
+def test_noria_top_reaches_a_server_at_each_kind_of_listener_and_each_front_end_that_shares_one(
     kind: str, processes: int, start: Start, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"frontend.processes": str(processes), "data_dir": str(tmp_path / "data"), "frontend.drain_s": "1"}

@@ -281,7 +281,7 @@ def test_waiting_ends_with_what_happened(noria, store, monkeypatch):
     words = "5 % of the requests to t2i: step 1 of 4, ramping; planned for 5, 25, 50, 100 % of the requests, 600 s each"
     stop = server(load)
     try:
-        assert noria("deploy", "t2i", "shapes@1", "--wait", "0.5", *ramp) == f"shapes@1 gets {words}\n"
+        assert noria("deploy", "t2i", "shapes@1", "--wait", "2", *ramp) == f"shapes@1 gets {words}\n"
     finally:
         stop()
     noria("rollback", "t2i")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -178,6 +179,38 @@ async def test_a_server_that_accepts_no_more_finishes_the_handshakes_of_those_it
                 (await handshake).close()
                 await stopping
         assert (len(protocols), len(admitted)) == (1, 1)
+
+
+async def test_servers_that_share_a_listener_serve_each_connection_once_and_the_forestalled_one_also_alone(certificate):
+    """Two are woken by a connection, which one of them gets; `processes` front ends are such servers."""
+    made = [], []
+
+    def make_protocol(of_server, held):
+        of_server.append(asyncio.Protocol())
+        return of_server[-1]
+
+    async def connect():
+        client = await asyncio.to_thread(socket.create_connection, address)
+        with client:
+            handshake = asyncio.to_thread(certificate.client_context().wrap_socket, client, server_hostname="localhost")
+            (await handshake).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, listener.dup() as shared:
+        address, context = listener.getsockname(), tls.Certificate(certificate.certfile, certificate.keyfile)
+        servers = [
+            tls.TlsServer(each, functools.partial(make_protocol, of_server), context, lambda *_: contextlib.ExitStack())
+            for each, of_server in zip((listener, shared), made, strict=True)
+        ]
+        async with asyncio.timeout(TIMEOUT_S):
+            for number in range(1, 5):
+                await connect()
+                await wait_until_async(lambda number=number: sum(map(len, made)) == number)
+            forestalled, other = sorted((0, 1), key=lambda number: len(made[number]))
+            before = len(made[forestalled])
+            await servers[other].stop_accepting()
+            await connect()
+            await wait_until_async(lambda: len(made[forestalled]) == before + 1)
+            await servers[forestalled].stop_accepting()
 
 
 def test_a_client_that_does_not_answer_the_end_of_its_connection_delays_no_stop(serve, new_engine, certificate):

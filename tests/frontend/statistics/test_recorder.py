@@ -208,6 +208,7 @@ def test_a_server_counts_prompts_parameters_images_and_texts(folder):
         wait_until(
             lambda: new_value(f"prompt_words_count{{{labels}") and value(f"image_brightness_count{{{labels}") == 2
         )
+        page = web.get("/metrics").text  # the one before may be of the middle of an export
         assert value(f"prompt_chars_sum{{{labels}") == 14
         assert value(f"inference_steps_sum{{{labels}") == 3
         size = f"{FAKE_MODEL.default_width_px}x{FAKE_MODEL.default_height_px}"
@@ -216,6 +217,7 @@ def test_a_server_counts_prompts_parameters_images_and_texts(folder):
         assert value(f"image_entropy_sum{{{labels}") == 0  # images of one colour
         labels = f'endpoint="{FAKE_ENCODER.name}",version="{FAKE_ENCODER.fingerprint}"'
         wait_until(lambda: new_value(f"text_tokens_count{{{labels}") == 3)
+        page = web.get("/metrics").text
         assert value(f"text_tokens_sum{{{labels}") == 5 + 3 + 3
         assert value(f"text_non_latin_ratio_sum{{{labels}") == 1
         assert value(f"embedding_norm_count{{{labels}") == 1

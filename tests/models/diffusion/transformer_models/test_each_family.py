@@ -312,7 +312,10 @@ def test_the_preview_of_the_last_call_is_the_image_of_its_latents(model):
         ("sd3", {"scheduler": {"use_dynamic_shifting": True, "max_shift": 1.2}}),
         ("chroma", {"scheduler": {"use_dynamic_shifting": False, "use_beta_sigmas": True}}),
         ("qwen-image", {"scheduler": {"use_dynamic_shifting": False, "shift": 3.0, "shift_terminal": None}}),
-        ("lumina-2", {"scheduler": {"use_dynamic_shifting": True}}),
+        (
+            "lumina-2",
+            {"scheduler": {"use_dynamic_shifting": True}, "text_encoder": {"attn_logit_softcapping": 50.0}},
+        ),
         ("z-image", {"scheduler": {"shift": 6.0, "use_beta_sigmas": True}}),
         ("z-image", {"scheduler": {"use_dynamic_shifting": True, "shift_terminal": 0.1}}),
         (
