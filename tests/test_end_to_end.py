@@ -250,13 +250,13 @@ def test_a_client_that_leaves_a_stream_at_its_first_event_frees_its_slots(either
 def test_clients_that_do_not_read_occupy_no_slot_and_little_memory(client, server):
     (frontend,) = server.children("frontend")
     # fills memory pools
-    assert client.post("/t2i", json={"prompt": PROMPT, "n": 8, "inference_steps": 1}).status_code == 200
+    assert client.post("/t2i", json={"prompt": PROMPT, "n": 16, "inference_steps": 1}).status_code == 200
     before, images_before = frontend.memory_info().rss, metric(client, "noria_images_total")
-    request = {"prompt": PROMPT, "n": 8, "inference_steps": 1, "format": "png"}
+    request = {"prompt": PROMPT, "n": 16, "inference_steps": 1, "format": "png"}
     with contextlib.ExitStack() as stalled:
         for _ in range(2):
             stalled.enter_context(open_request(server.port, request, receive_bytes=4096))
-        wait_until(lambda: metric(client, "noria_images_total") - images_before == 2 * 8, 240)
+        wait_until(lambda: metric(client, "noria_images_total") - images_before == 2 * 16, 240)
         wait_until(lambda: metric(client, "noria_slots_used") == 0)
         assert client.post("/t2i", json={"prompt": PROMPT, "inference_steps": 2}).status_code == 200
         assert frontend.memory_info().rss - before < 50e6
