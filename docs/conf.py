@@ -15,6 +15,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 html_theme = "furo"
 html_title = f"Noria {release}"
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 exclude_patterns = ["_build"]
 
 # Links to headings are checked against the anchors that the source's host gives them.

@@ -8,8 +8,6 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 ROWS = re.findall(r"^\| (?!promise |-)(.+?) \| `(.+?)` \|$", (ROOT / "docs/promises.md").read_text(), re.MULTILINE)
-
-
 KINDS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 IN_CI = re.findall(r"(?<!benchmarks/)\btests/[\w/.:]+", (ROOT / ".ci/run").read_text())
 
