@@ -270,10 +270,16 @@ def test_selected_model_sets_the_bounds_and_runs_beside_the_other(
 
 
 NOTED = """() => {
-  // All summaries of the batch and the models in the table: an image may be done before the test reads them.
+  // Each summary of the batch and, with it, the table's models: images may be done before the test reads them, and before the table,
+  // which is written once a second, has them. An opened table is written immediately.
   window.noted = [];
-  const note = () => noted.push([document.querySelector(".batch-summary").textContent, [...document.querySelectorAll("td:nth-child(6)")].map((cell) => cell.textContent)]);
-  new MutationObserver(note).observe(document.querySelector(".engine"), { subtree: true, childList: true, characterData: true });
+  const [engine, table] = [document.querySelector(".engine"), document.querySelector(".engine details")];
+  new MutationObserver(() => {
+    const summary = document.querySelector(".batch-summary").textContent;
+    if (summary === noted.at(-1)?.[0]) return;
+    table.dispatchEvent(new Event("toggle"));
+    noted.push([summary, [...table.querySelectorAll("td:nth-child(6)")].map((cell) => cell.textContent)]);
+  }).observe(engine, { subtree: true, childList: true, characterData: true });
 }"""
 
 
