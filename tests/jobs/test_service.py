@@ -14,7 +14,7 @@ import noria.jobs.service
 from databases import on_both
 from jobs.fake_executor import FakeExecutor
 from noria.config import JobsConfig
-from noria.errors import InvalidField, JobNotFound, JobsUnavailable
+from noria.errors import InvalidField, JobNotFound, JobsUnavailable, RateLimited
 from noria.jobs.database.schema import deliveries
 from noria.jobs.service import JobService, clean_up
 from noria.jobs.stored_request import pack_start_image
@@ -198,7 +198,16 @@ async def test_a_damaged_database_accepts_no_job_and_its_reason_is_logged_once_a
     assert re.search(f"the jobs' database cannot be used: .*({reason})", warning.getMessage())
 
 
-async def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(database, tmp_path, job):
+@pytest.mark.parametrize(("per_key", "most"), [("auto", 2), (3, 3)])
+async def test_a_key_queues_a_quarter_or_as_many_jobs_as_are_set(tmp_path, job, per_key, most):
+    async with serving(JobsConfig(max_queued=5, max_queued_per_key=per_key), tmp_path) as service:
+        for _ in range(most):
+            await service.accept(job(model="other", made_by="alice"))
+        with pytest.raises(RateLimited):
+            await service.accept(job(model="other", made_by="alice"))
+
+
+async def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(database, tmp_path, job, caplog):
     def sample(name, **labels):
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
@@ -210,7 +219,10 @@ async def test_jobs_are_counted_once_at_acceptance_and_once_at_their_end(databas
         await wait_until_ended(service, record.id)
         await service.cancel(record.id)  # has ended
         other, _ = await service.accept(job(model="other"))
-        await service.cancel(other.id)
-        await service.cancel(other.id)
+        with caplog.at_level("INFO", "noria.jobs"):
+            await service.cancel(other.id, by="alice")
+            await service.cancel(other.id)
+    (line,) = [each for each in caplog.records if each.noria_fields["event"] == "job_cancelled"]
+    assert (line.getMessage(), line.noria_fields["key"]) == (f"{other.id} is cancelled", "alice")
     after = [sample("noria_jobs_accepted_total"), *(sample("noria_jobs_total", status=s) for s in statuses)]
     assert [b - a for a, b in zip(before, after, strict=True)] == [2, 1, 1]

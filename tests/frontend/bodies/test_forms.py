@@ -82,6 +82,7 @@ def test_edits_read_loras_as_json(client, engine):
 
 
 FORM = 'multipart/form-data; boundary="b"'
+FILE = b'--b\r\nContent-Disposition: form-data; name="%s"; filename="f"\r\n\r\nx\r\n'
 PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
 
 
@@ -92,6 +93,8 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
         ("multipart/form-data", b"", 400, "Missing boundary"),
         (FORM, b"", 400, "image is missing"),
         (FORM, b"nothing", 400, "Invalid multipart data"),
+        (FORM, FILE % b"image" + (FILE % b"mask") * 2 + b"--b--", 400, "mask is there 2 times; one is allowed."),
+        (FORM, FILE % b"image" + (FILE % b"ip_adapter_image") * 2 + b"--b--", 400, "image is there 2 times; one"),
         (FORM, PART % b"n" * 2 + b"--b--", 400, "'n' is there twice"),
         (FORM, b"".join(PART % str(number).encode() for number in range(70)) + b"--b--", 400, "Too many fields"),
         (FORM, PART % b"n" + b"\r\n--bx" * 100 + b"\r\n--b--", 400, "101 boundaries; at most 20 files"),

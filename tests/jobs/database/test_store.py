@@ -286,6 +286,7 @@ def test_an_expired_job_is_deleted_with_its_events(store, engine, job):
     ended, fresh, waiting = (accept(store, job()) for _ in range(3))
     store.cancel(ended.id, 10.0)
     store.cancel(fresh.id, 90.0)
+    assert store.expired(90.0, 100.0, 10) == []
     assert store.expired(60.0, 100.0, 10) == [ended.id]
     store.delete(ended.id)
     store.delete(waiting.id)  # has not ended: stays

@@ -16,9 +16,9 @@ from jobs import webhook_receiver
 from jobs.webhook_receiver import SECRET, Receiver, webhook_client
 from noria.jobs.database.schema import deliveries
 from noria.jobs.thread_offloader import ThreadOffloader
-from noria.jobs.webhooks.client import MAX_TRIES, retry_delay_s
+from noria.jobs.webhooks.client import MAX_TRIES, _attributes, retry_delay_s
 from noria.jobs.webhooks.dispatcher import WebhookDispatcher
-from noria.jobs.webhooks.outbox import CLAIM_S, MAX_PER_HOST, Outbox, WebhookDelivery
+from noria.jobs.webhooks.outbox import CLAIM_S, MAX_AGE_S, MAX_PER_HOST, Outbox, WebhookDelivery
 from noria.jobs.webhooks.resolver import Resolver
 from noria.jobs.webhooks.signing import format_secret, secret_of_key, sign
 from noria.observe.logs.setup import LineHandler, logging_to
@@ -158,6 +158,29 @@ async def test_retry_after_is_read_from_a_busy_receiver(status, text, wait_s):
         async with webhook_client() as client:
             failed = await client.send(delivery_to(receiver.address()), 1_795_029_600.0)
     assert (failed.retry_after_s, failed.reason) == (wait_s, f"it answered {status}")
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("https://a.example/x", 443), ("http://a.example/x", 80), ("https://a.example:8443/x", 8443)]
+)
+def test_the_span_of_a_delivery_names_the_port_of_its_scheme(url, port):
+    assert _attributes(delivery_to(url))["server.port"] == port
+
+
+def test_webhooks_that_no_receiver_has_taken_for_five_days_are_deleted(store, engine, job, caplog):
+    for created_at in (0.0, 10.0):
+        store.accept(job(webhook="https://example.com/"), 9, created_at)
+    store.claim("s/f/1", {("shapes", "v1")}, 2, 10.0)
+    with engine.begin() as connection:
+        oldest, newest = connection.scalars(sa.select(deliveries.c.id)).all()
+        for each, created_at in ((oldest, 0.0), (newest, 10.0)):
+            connection.execute(deliveries.update().where(deliveries.c.id == each).values(created_at=created_at))
+    outbox = Outbox(engine)
+    assert (outbox.expire(MAX_AGE_S), caplog.records) == (0, [])
+    assert outbox.expire(MAX_AGE_S + 10.0) == 1
+    assert [each.noria_fields for each in caplog.records] == [{"event": "webhooks_expired", "num_dropped": 1}]
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(deliveries.c.id)).all() == [newest]
 
 
 def due_at(engine):

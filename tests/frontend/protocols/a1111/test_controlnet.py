@@ -36,8 +36,28 @@ def test_units_that_are_enabled_are_controls_or_the_ip_adapter():
         ([unit(module="ip-adapter", guidance_start=0.1)], "[0]: its guidance is from 0.1 to 1.0; an IP-Adapter"),
         ([unit(module="ip-adapter", guidance_end=0.9)], "[0]: its guidance is from 0.0 to 0.9; an IP-Adapter"),
         ([unit(), *[unit(module="ip-adapter")] * 2], "[2] is a second IP-Adapter; one is allowed."),
+        ([unit(weight=None, guidance_start=True)], "[0].guidance_start is true; a number is expected."),
+        ([unit(model=7)], "[0].model is 7; a text is expected."),
+        ([unit(x=1)], "[0]: 'x' is not supported: leave it out."),
+        ([unit(x=1, y=2)], "[0]: 'x', 'y' are not supported: leave them out."),
+        ([unit(**dict.fromkeys("abcdefgh", 1))], "'g', 'h' are not supported"),
+        ([unit(**dict.fromkeys("abcdefghi", 1))], "'g', 'h' and others are not supported"),
+        (
+            [unit(control_mode=1)],
+            "[0].control_mode is 1, which is not supported: leave it out, or send 0 or 'Balanced' or null.",
+        ),
     ],
 )
-def test_an_ip_adapter_is_one_and_in_all_steps(units, message):
+def test_an_option_that_has_no_effect_here_is_named(units, message):
     with pytest.raises(InvalidField, match=re.escape(message)):
         fields_of(body(*units))
+
+
+@pytest.mark.parametrize("has_second_pass", [False, True])
+def test_the_passes_of_a_unit_matter_only_if_there_are_two(has_second_pass):
+    sent = body(unit(hr_option="Low res only")) | {"enable_hr": has_second_pass}
+    if has_second_pass:
+        with pytest.raises(InvalidField, match="hr_option is"):
+            fields_of(sent)
+    else:
+        assert fields_of(sent).controls == (ControlField("edges", IMAGE),)
