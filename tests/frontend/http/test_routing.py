@@ -1,4 +1,4 @@
-"""The paths and methods that are known, and the responses to others."""
+"""Known paths and methods, and the responses to others."""
 
 import re
 
