@@ -39,6 +39,15 @@ def test_a_full_size_model_gets_two_slots_on_a_cpu(spec):
     assert resolve_auto(EngineConfig(), large, "cuda:0", GPU).slots == 32
 
 
+@pytest.mark.parametrize(
+    ("quantize", "device", "compiles"),
+    [("none", "cuda:0", "auto"), ("nf4", "cuda:0", "auto"), ("fp8", "cuda:0", True), ("fp8", "cpu", "auto")],
+)
+def test_blocks_are_compiled_where_quantized_weights_are_slow_without(spec, quantize, device, compiles):
+    resolved = resolve_auto(EngineConfig(quantize=quantize, compile_blocks="auto"), spec, device, GPU)
+    assert resolved.compile_blocks == compiles
+
+
 def test_engines_share_the_cores(spec):
     assert resolve_auto(EngineConfig(devices=("cpu", "cpu")), spec, "cpu", CPU).threads == 2
 
