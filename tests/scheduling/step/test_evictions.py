@@ -148,6 +148,19 @@ def test_no_more_images_are_evicted_than_there_are_slots():
     assert (scheduler.num_evicted, [each.image.attempt_id for each in scheduler.plan(0.0).steps]) == (2, ["normal"] * 2)
 
 
+def test_a_deadline_that_needs_one_more_eviction_is_rejected():
+    """Two images wait that were evicted, so that none of the running ones can be."""
+    scheduler = StepScheduler(2, costs=known_costs())
+    for priority in ("low", "normal"):
+        scheduler.submit(make_request(priority, images=2, priority=priority), 0.0)
+        run_iteration(scheduler)
+    urgent = make_request("urgent", calls=1, priority="high", deadline=4.0)
+    (rejected,) = scheduler.submit(urgent, 0.0)
+    assert (rejected.attempt_id, rejected.finish_reason) == ("urgent", FinishReason.UNMEETABLE)
+    # Both images of `normal` have four calls left, of two rows: 8 s; then it takes 1 s beside one of `low`.
+    assert "it would finish in 10.00 s, its deadline is in 4.00 s" in rejected.message
+
+
 def test_states_that_do_not_fit_the_hosts_memory_change_nothing(scheduler):
     before = scheduler.snapshot(2.0, 9)
     plan = evict(scheduler, oom_phase="evictions")

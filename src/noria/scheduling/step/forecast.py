@@ -201,7 +201,7 @@ class _Simulation:
         num_free = self.num_slots - len(running)
         if num_free >= len(in_order) - len(running) or any(each.exclusive for each in running):
             return
-        last = [each for each in running if each.is_evictable and each.calls_left > 0]
+        last = [each for each in running if each.is_evictable]
         for each in in_order:
             if each.running:
                 continue

@@ -58,6 +58,7 @@ class CompletionPredictor:
     decode_batch: int
     head_images: int = HEAD_IMAGES  # waiting images that are simulated
     width_slack: float = math.inf  # as `BatchLimits` has it
+    max_evicted: int = field(init=False)  # images that are evicted at once
     _expected_batch_size: dict[BatchKey, float] = field(init=False, default_factory=dict)
     # The largest size in the last call of each key, to which its rows were padded.
     _call_keys: dict[BatchKey, BatchKey] = field(init=False, default_factory=dict)
@@ -65,6 +66,14 @@ class CompletionPredictor:
     _corrections: Corrections = field(init=False, default_factory=Corrections)
     _costs_cache: CostsCache = field(init=False, default_factory=dict)
     _cached: Prediction = field(init=False, default=Prediction(-1, {}, {}, NOTHING_BEHIND, 0.0, 0.0, 0.0, 1))
+
+    def __post_init__(self) -> None:
+        self.max_evicted = self.table.num_slots
+
+    @property
+    def num_evictable(self) -> int:
+        """How many running images can be evicted now, as far as the host's memory and the slots are concerned."""
+        return max(self.max_evicted - len(self.table.evicted), 0) if self.max_running == self.table.num_slots else 0
 
     # Order.
 
@@ -257,7 +266,7 @@ class CompletionPredictor:
             later_stages=tuple(later),
             client=request.client,
             weight=request.weight,
-            is_evictable=running is not None and self.max_running == self.table.num_slots,
+            is_evictable=running is not None and not running.is_denoised,
             is_begun=running is not None or image in self.table.evicted,
         )
 
@@ -288,6 +297,9 @@ class CompletionPredictor:
         simulated, max_running = [self.to_simulated(image, now) for image in head.images], head.num_slots
         for each in simulated[max_running:] if head.behind else ():
             each.running = each.running and each.calls_left <= 0
+        evictable = [each for each in simulated if each.is_evictable]
+        for each in evictable[: max(len(evictable) - self.num_evictable, 0)]:
+            each.is_evictable = False
         requests = {each.batch_key: self.table.request_of(each.image) for each in simulated}
         mix_sizes(simulated, requests, max_running, self.costs)
         limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack

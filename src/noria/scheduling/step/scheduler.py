@@ -106,7 +106,7 @@ class StepScheduler:
         self._admission = AdmissionControl(self._table, self._predictor, self.queue_limit, self.queue_limit_s)
         self._step_selector = StepSelector(self._predictor)
         # As many as there are slots, or fewer where the host's memory does not fit them.
-        self._evictions = EvictionSelector(self._predictor, self.num_slots)
+        self._evictions = EvictionSelector(self._predictor)
 
     @property
     def num_waiting(self) -> int:
@@ -376,7 +376,7 @@ class StepScheduler:
         # A departure frees memory: try one more image, or all slots once the batch is empty.
         max_running = self._predictor.max_running + 1 if self._table.running else self.num_slots
         self._predictor.max_running = min(max_running, self.num_slots)
-        self._evictions.max_evicted = self.num_slots
+        self._predictor.max_evicted = self.num_slots
         active.timings = RequestTimings(
             queue_s=running.joined_at - active.arrived_at,
             slot_s=now - running.joined_at,
