@@ -10,7 +10,7 @@ from noria.engine.runtime import FinishedBatch
 from noria.scheduling.batch.scheduler import BatchScheduler
 from noria.scheduling.types import BatchResult, FinishReason, ItemId
 from noria.testing.fake_encoder import FAKE_ENCODER, make_text_request
-from noria.testing.virtual_clock import VirtualClock
+from noria.testing.virtual_clock import START, VirtualClock
 
 
 class ManualExecutor:
@@ -87,11 +87,11 @@ def test_a_request_expires_while_its_batch_runs_and_frees_nothing_twice():
     harness = Harness(num_sessions=1)
     harness.submit("a", 4, timeout_s=2.0)
     harness.submit("b", 4, timeout_s=math.inf)
-    assert harness.loop.wait_s(0.5) == 1.5
-    harness.clock.now = 2.0
+    assert harness.loop.wait_s(START + 0.5) == 1.5
+    harness.clock.now = START + 2.0
     harness.loop.start_batches()
     assert harness.ends() == {"a": FinishReason.EXPIRED}
-    assert harness.loop.wait_s(2.0) is None
+    assert harness.loop.wait_s(START + 2.0) is None
     harness.executor.finish()
     assert harness.executed.requests == (None,)
     harness.executor.finish()
@@ -102,8 +102,8 @@ def test_a_batch_that_waits_for_company_says_for_how_long():
     harness = Harness(max_wait_s=0.5)
     harness.submit("a", 4)
     harness.submit("b", 4)
-    assert harness.loop.wait_s(0.0) == 0.5
-    harness.clock.now = 0.5
+    assert harness.loop.wait_s(START) == 0.5
+    harness.clock.now = START + 0.5
     harness.loop.start_batches()
     assert sorted(harness.executor.running) == [0, 1]
 

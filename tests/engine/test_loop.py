@@ -11,7 +11,7 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason, ItemId
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
-from noria.testing.virtual_clock import VirtualClock
+from noria.testing.virtual_clock import START, VirtualClock
 
 
 def request(request_id="a", steps=3, images=1, side_px=8, timeout_s=math.inf, seed=7, **changes):
@@ -60,7 +60,7 @@ def test_a_request_joins_a_running_batch_at_once():
     harness.run()
     late = next(e for e in harness.events if isinstance(e, RequestEnded) and e.event.attempt_id == "late")
     assert late.event.timings.queue_s == 0
-    assert harness.clock.now == 10  # three of the ten iterations step both
+    assert harness.clock.now == START + 10  # three of the ten iterations step both
 
 
 @pytest.mark.parametrize("num_others", [0, 2])
@@ -74,10 +74,10 @@ def test_half_of_the_calls_are_predicted_to_take_half_of_the_time_and_do(num_oth
         for number in range(num_others):
             harness.submit(request(f"other{number}", steps=200))
         harness.submit(request("a", steps=28, calls=calls))
-        predicted_s[calls] = harness.loop.scheduler.progress(["a"], 0.0)["a"].finish_in_s
+        predicted_s[calls] = harness.loop.scheduler.progress(["a"], START)["a"].finish_in_s
         while "a" not in harness.ends():
             harness.loop.run_iteration()
-        took_s[calls] = harness.clock.now
+        took_s[calls] = harness.clock.now - START
     assert predicted_s[0.5] == pytest.approx(predicted_s[1.0] / 2, rel=0.05)
     assert took_s == pytest.approx(predicted_s, rel=0.02)
 
@@ -94,7 +94,7 @@ def test_a_request_past_its_timeout_expires_at_the_next_iteration():
     harness.submit(request("quick", steps=20))
     harness.run()
     assert harness.ends() == {"slow": FinishReason.EXPIRED, "quick": FinishReason.FINISHED}
-    assert harness.clock.now == 20
+    assert harness.clock.now == START + 20
 
 
 def test_a_failing_image_fails_no_other_request():
@@ -118,11 +118,11 @@ def test_a_rejected_request_gets_a_retry_time():
 
 def test_queue_time_and_timeout_count_from_the_arrival():
     harness = Harness()
-    harness.clock.now = 10.0
-    harness.loop.submit(harness.executor.prepare(request("a", steps=5, timeout_s=8.0)), arrived=4.0)
+    harness.clock.now = START + 10.0
+    harness.loop.submit(harness.executor.prepare(request("a", steps=5, timeout_s=8.0)), arrived=START + 4.0)
     harness.run()
     ended = harness.events[-1].event
-    assert (ended.finish_reason, harness.clock.now) == (FinishReason.EXPIRED, 12.0)
+    assert (ended.finish_reason, harness.clock.now) == (FinishReason.EXPIRED, START + 12.0)
 
 
 def test_nothing_is_held_for_requests_that_ended():

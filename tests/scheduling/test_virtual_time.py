@@ -18,7 +18,7 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey, FinishReason
 from noria.testing.fake_executor import FakeExecutor
 from noria.testing.requests import make_image_request
-from noria.testing.virtual_clock import VirtualClock
+from noria.testing.virtual_clock import START, VirtualClock
 from searching import examples
 
 SIDES = (8, 16, 24)
@@ -99,6 +99,11 @@ class Simulation:
         self.executor = FakeExecutor(self.clock, self.iteration_s)
         self.loop = StepLoop(scheduler, self.executor, self.record, self.clock)
 
+    @property
+    def now(self):
+        """Seconds since the start."""
+        return self.clock.now - START
+
     def iteration_s(self, plan):
         table = self.scheduler._table  # at the start of the iteration, after joins
         self.num_running, self.num_waiting = self.scheduler.num_running, self.scheduler.num_waiting
@@ -117,13 +122,13 @@ class Simulation:
         name = event.prepared.request.attempt_id
         if isinstance(event, RequestEnded):
             assert name not in self.finish_reasons
-            self.finish_reasons[name], self.ended_at[name] = event.event.finish_reason, self.clock.now
+            self.finish_reasons[name], self.ended_at[name] = event.event.finish_reason, self.now
         elif isinstance(event, ProgressChanged):
             self.predicted.setdefault(name, event.progress)
 
     def submit(self, request, name=None):
         name = name or f"r{len(self.submitted)}"
-        self.submitted[name], self.arrived[name] = request, self.clock.now
+        self.submitted[name], self.arrived[name] = request, self.now
         self.loop.submit(self.executor.prepare(request.image_request(name)))
         return name
 
@@ -131,13 +136,13 @@ class Simulation:
         """Run until all of `traffic` has ended."""
         upcoming = sorted(traffic, key=lambda request: request.at_s)
         while True:
-            while upcoming and upcoming[0].at_s <= self.clock.now:
+            while upcoming and START + upcoming[0].at_s <= self.clock.now:
                 self.submit(upcoming.pop(0))
             iteration = self.loop.run_iteration()
             if iteration is not None:
                 check(iteration.plan)
             elif upcoming:
-                self.clock.now = upcoming[0].at_s
+                self.clock.now = START + upcoming[0].at_s
             else:
                 return
 
@@ -240,7 +245,7 @@ def test_no_request_starves_under_an_endless_stream_of_preferred_ones(policy, pa
             if simulation.submit(preferred) in simulation.finish_reasons:
                 break  # rejected: it could not meet its deadline
         simulation.loop.run_iteration()
-        assert simulation.clock.now <= bound_s, "starved"
+        assert simulation.now <= bound_s, "starved"
     assert simulation.finish_reasons[name] is FinishReason.FINISHED
 
 
@@ -308,7 +313,7 @@ def test_rounding_does_not_undo_a_deprioritization():
         TrafficRequest(steps=1, priority="low", deadline_s=0.95)
     ]:
         simulation.submit(request)
-    simulation.clock.now = 0.1
+    simulation.clock.now += 0.1
     deprioritized = simulation.submit(TrafficRequest(steps=8, images=9, priority="high"))
     simulation.run()
     assert simulation.finish_reasons["r2"] is FinishReason.FINISHED
@@ -350,7 +355,7 @@ def test_forecasts_of_one_batch_key_come_true(policy, traffic, num_slots, max_ro
     """
     simulation = Simulation(policy, num_slots, max_rows)
     names = [simulation.submit(request) for request in traffic]
-    predicted = simulation.scheduler.progress(names, 0.0)
+    predicted = simulation.scheduler.progress(names, simulation.clock.now)
     simulation.run()
     num_off = len({request.client for request in traffic}) + 1 if policy == "fair" else 1
     off_s = num_off * (STEPS[8] + DECODES[4])
@@ -391,10 +396,10 @@ def test_forecasts_come_true_where_images_take_the_slots_of_others(
         simulation.loop.run_iteration()
     names = [simulation.submit(request) for request in arriving]
     names += [name for name in simulation.submitted if name not in {*names, *simulation.finish_reasons}]
-    now, predictor = simulation.clock.now, simulation.scheduler._predictor
+    now, predictor = simulation.now, simulation.scheduler._predictor
     predictor._expected_batch_size.clear()
     predictor.table.bump_version()
-    predicted = {name: predictor.predict_uncorrected(name, now) for name in names}
+    predicted = {name: predictor.predict_uncorrected(name, simulation.clock.now) for name in names}
     simulation.run()
     num_clients = len({request.client for request in (*running, *arriving)}) if policy == "fair" else 1
     off_s = num_clients * (STEPS[8] + DECODES[4])
@@ -451,7 +456,7 @@ def test_forecasts_of_several_batch_keys_come_true_within_the_bounds_of_sharing(
     """
     simulation = Simulation(policy, num_slots=10)
     names = [simulation.submit(request) for request in traffic]
-    predicted = simulation.scheduler.progress(names, 0.0)
+    predicted = simulation.scheduler.progress(names, simulation.clock.now)
     simulation.run()
     num_keys = len({request.side_px for request in traffic})
     off_s = (0.5 + num_keys * ITERATION_S) * (num_keys - 1) + len(traffic) * DECODE_S + ITERATION_S

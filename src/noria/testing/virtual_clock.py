@@ -1,12 +1,15 @@
 """A clock for tests and simulations; only assignments move it."""
 
+START = 1000.0
+"""The first time of a virtual clock, not 0, so that a time and a duration are never the same by chance."""
+
 
 class VirtualClock:
     """A replacement for `time.monotonic`: call it to read it, assign to `now` to move it."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = START
 
     def __call__(self) -> float:
-        """Seconds since the clock was made."""
+        """Return the time in seconds."""
         return self.now

@@ -19,11 +19,11 @@ from noria.scheduling.step.scheduler import StepScheduler
 from noria.scheduling.types import BatchKey
 from noria.testing.fake_executor import FakeExecutor, FakePreparedRequest
 from noria.testing.requests import make_image_request
-from noria.testing.virtual_clock import VirtualClock
+from noria.testing.virtual_clock import START, VirtualClock
 
 MODEL = ModelKey("m")
 
-UNIX = 1_700_000_000.0  # when the virtual clock started
+UNIX = 1_700_000_000.0 - START  # when the virtual clock was 0
 
 
 class MixedRequest(FakePreparedRequest):
@@ -101,7 +101,7 @@ def test_a_new_subscriber_gets_a_view_at_once():
     assert harness.publisher.wait_s(harness.clock()) == 0.0
     ((subscriber, view, pixels),) = harness.views()
     assert (subscriber, view.last_iteration, view.slots, view.iterations, pixels) == ("me", 0, (), (), None)
-    assert (view.incarnation, view.num_slots, view.captured_at) == ("incarnation", 4, UNIX)
+    assert (view.incarnation, view.num_slots, view.captured_at) == ("incarnation", 4, UNIX + START)
 
 
 @pytest.mark.parametrize("memory", [{}, {"evictions": 0}])
@@ -164,7 +164,7 @@ def test_a_slot_shows_its_image_its_progress_and_its_predicted_end():
     settings = ImageSettingsView(8, 8, "ddim", 2.0, 10, reference_images=(Reference(8, 8),), **inputs)
     assert (first.settings, first.priority) == (settings, "high")
     assert (first.call, first.num_calls) == (2, 10)
-    assert (first.joined_at, first.deadline_at) == (UNIX, UNIX + 60)
+    assert (first.joined_at, first.deadline_at) == (UNIX + START, UNIX + START + 60)
     assert UNIX + harness.clock() + 8 * 0.04 < first.finish_at < UNIX + harness.clock() + 8 * 0.2
 
 
@@ -181,7 +181,7 @@ def test_the_first_waiting_requests_are_shown_in_the_order_in_which_they_join():
     expected_order = [each.request_id for each in view.waiting]
     by_name = {each.request_id: each for each in view.waiting}
     assert by_name["running"].num_images == 1
-    assert all(each.arrived_at == UNIX for each in view.waiting)
+    assert all(each.arrived_at == UNIX + START for each in view.waiting)
     harness.joined.clear()
     while len(harness.joined) < 20:
         harness.run_iteration()
