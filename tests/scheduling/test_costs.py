@@ -1,5 +1,7 @@
 """The cost model: curves, slowdown, knee and memory limits."""
 
+import math
+
 import pytest
 
 from noria.protocol.model_spec import ModelKey
@@ -234,8 +236,10 @@ def test_exploration_does_not_exceed_the_memory_limit():
 
 def test_the_slowdown_decays_without_measurements():
     costs = CostModel(8, {BatchKey(64, 64, MODEL): CostCurve({1: 1.0})}, slowdown=4.0)
+    costs.decay_slowdown(-1.0)
+    assert costs.slowdown == 4.0
     costs.decay_slowdown(3.0)
-    assert 1.0 < costs.slowdown < 2.5
+    assert costs.slowdown == pytest.approx(1.0 + 3.0 / math.e)
     costs.decay_slowdown(60.0)
     assert costs.slowdown == pytest.approx(1.0)
 

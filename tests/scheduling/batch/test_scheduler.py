@@ -316,6 +316,7 @@ def test_a_lone_request_is_predicted_by_the_cost_model():
     assert progress.finish_in_s == pytest.approx(0.050)  # each session takes one
     scheduler.plan(0.0)
     scheduler.plan(0.0)
+    assert scheduler.backlog_s == pytest.approx((0.040 + 0.050) / 2)
     progress = scheduler.progress(["a"], 0.01)["a"]
     assert (progress.queue_position, progress.finish_in_s) == (None, pytest.approx(0.040))
 
@@ -344,7 +345,7 @@ def test_a_client_gets_back_the_turns_of_texts_that_it_cancels_before_they_run()
 
 def test_a_full_queue_rejects_and_says_when_to_try_again():
     by_texts, by_work = make_scheduler(queue_limit=4), make_scheduler(queue_limit_s=1.0)
-    for scheduler in (by_texts, by_work):
+    for scheduler in (by_texts, by_work, make_scheduler(queue_limit=4, queue_limit_s=1000.0)):
         assert submit(scheduler, "an empty queue takes any", *[250] * 8) == []
         (rejected,) = submit(scheduler, "b", 250, now=1.0)
         assert rejected.finish_reason is REJECTED

@@ -68,6 +68,18 @@ def test_a_request_too_long_for_its_deadline_has_no_retry_after():
     assert "even on an idle server it takes 20.00 s" in rejected.message
 
 
+def test_a_deadline_that_others_delay_can_be_met_later():
+    """Its five calls take 15 s beside two images of others: 3 s too long, and then it is not kept."""
+    admission = make_admission(num_slots=3)
+    admission.admit(make_request("others", images=2, priority="high"), NOW, NOW)
+    rejected = admission.admit(make_request("a", deadline=NOW + 12.0), NOW, NOW)
+    assert (rejected.finish_reason, rejected.retry_after_s) == (FinishReason.UNMEETABLE, pytest.approx(3.0))
+    assert rejected.message == "it would finish in 15.00 s, its deadline is in 12.00 s"
+    assert list(admission.table.requests) == ["others"]
+    assert admission.admit(make_request("b", deadline=NOW + 15.5), NOW, NOW) is None
+    assert admission.table.requests["b"].promised_forecast.finish_in_s == pytest.approx(15.0)
+
+
 def test_a_deadline_missed_anyway_is_not_broken_by_a_new_request():
     admission = make_admission(num_slots=4)
     admission.table.add(make_request("hopeless", deadline=NOW + 2.0), NOW)
