@@ -10,10 +10,11 @@ from frontends import folder, new_engine, serving  # noqa: F401 - fixtures
 from noria.config import Config
 from noria.errors import RegistryError
 from noria.lineage import Run, version_of
-from noria.registry.lineage.openlineage import DatasetRef, fold, parse_event, refs
+from noria.registry.lineage.openlineage import DatasetRef, fold, parse_event
 from noria.registry.lineage.run_events import model_ref
 from noria.registry.manifest import read_manifest
 from noria.registry.schema import open_registry, runs
+from registry.samples import refs
 
 
 @pytest.fixture

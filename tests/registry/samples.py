@@ -3,7 +3,7 @@
 import json
 
 from noria.registry.changes import Change
-from noria.registry.lineage.openlineage import parse_event
+from noria.registry.lineage.openlineage import dataset_statements, parse_event
 from noria.registry.manifest import Manifest
 from noria.registry.model_folder import ModelFolder
 
@@ -35,6 +35,11 @@ def body(run=0, type="COMPLETE", second=0, inputs=None, outputs=None, facets=Non
         "outputs": outputs or [],
         **more,
     }
+
+
+def refs(entries):
+    """The datasets of `RunState.inputs` or `outputs`, with their URIs."""
+    return {ref: stated.value for ref, stated in dataset_statements(entries).items()}
 
 
 def event(*args, **options):

@@ -19,7 +19,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from noria.canary.arm import Arm
@@ -378,13 +377,3 @@ def num_to_pass(settings: JudgeSettings) -> int:
         range(_MAX_NUM_TO_PASS), True, lo=settings.min_responses,
         key=lambda num: rate_interval(0, num, settings.alpha / 2)[1] < allowed,
     )  # fmt: skip
-
-
-def serialize(state: JudgeState) -> bytes:
-    """Encode as JSON."""
-    return msgspec.json.encode(state)
-
-
-def deserialize(raw: bytes | str) -> JudgeState:
-    """Decode what `serialize` returned. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(raw, type=JudgeState)

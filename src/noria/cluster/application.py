@@ -18,9 +18,8 @@ from noria.config import Config
 from noria.errors import ConfigError, did_you_mean
 from noria.settings import list_settings, load
 
-# Ray asks each replica for its health so often. One that has failed once is replaced.
-_HEALTH_CHECK_PERIOD_S = 1.0
-_HEALTH_CHECK_TIMEOUT_S = 30.0
+# Ray asks each replica for its health every second. One that has failed once is replaced.
+_HEALTH_CHECKS = {"health_check_period_s": 1.0, "health_check_timeout_s": 30.0}
 _STATS_PERIOD_S = 1.0
 # Requests of one front end at once. The engines' queues and the API keys limit them first.
 _MAX_ONGOING_REQUESTS = 4096
@@ -59,8 +58,7 @@ def build(config: Config) -> Any:
         name="frontend",
         num_replicas=config.cluster.frontend_replicas,
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
-        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        **_HEALTH_CHECKS,
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
         ray_actor_options={**_SMALL_ACTOR, "runtime_env": {"env_vars": _FRONTEND_VARIABLES}},
         logging_config={"enable_access_log": False},  # Noria's log has each request
@@ -75,8 +73,7 @@ def _registrar(config: Config, engines: dict[str, Any]) -> Any:
         name="registrar",
         num_replicas=1,
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
-        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        **_HEALTH_CHECKS,
         graceful_shutdown_timeout_s=_REGISTRAR_STOP_S,
         ray_actor_options=_SMALL_ACTOR,
         logging_config={"enable_access_log": False},  # each front end calls twice a second
@@ -97,8 +94,7 @@ def _engine(config: Config, name: str, source: str) -> Any:
         EngineReplica,
         name=name,
         **_scale(config),
-        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        **_HEALTH_CHECKS,
         graceful_shutdown_timeout_s=config.frontend.drain_s + _STOP_GRACE_S,
         max_constructor_retry_count=_MAX_CONSTRUCTOR_RETRIES,
         max_replicas_per_node=None if cluster.max_engines_per_node == "auto" else cluster.max_engines_per_node,

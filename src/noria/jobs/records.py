@@ -18,6 +18,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from noria.storage.field_copies import copy_fields
+
 JobStatus = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 WebhookEvent = Literal["start", "completed"]
 WantedEvent = Literal["start", "output", "logs", "completed"]
@@ -189,22 +191,17 @@ class JobEvent:
 def as_job(record: JobRecord) -> Job:
     """The public form of `record`."""
     url = f"{record.base_url}v1/jobs/{record.id}"
-    return Job(
-        id=record.id,
-        model=record.model,
-        version=record.version,
+    return copy_fields(
+        Job,
+        record,
         input=msgspec.json.decode(record.input),
         output=output_urls(record),
         logs="",
-        error=record.error,
-        error_code=record.error_code,
-        status=record.status,
         created_at=_rfc3339(record.created_at),
         started_at=None if record.started_at is None else _rfc3339(record.started_at),
         completed_at=None if record.completed_at is None else _rfc3339(record.completed_at),
         metrics=_metrics(record),
         urls=JobUrls(get=url, cancel=url, stream=f"{url}/events"),
-        webhook=record.webhook,
         webhook_events_filter=[name for name in WEBHOOK_EVENTS if name in record.webhook_events.split(",")],
     )
 

@@ -275,20 +275,10 @@ class DiffusionPayload(ImageSettingsView, frozen=True, tag="diffusion", kw_only=
     @property
     def settings_view(self) -> ImageSettingsView:
         """The settings that live views show: without digests of its images."""
-        return ImageSettingsView(
-            width=self.width,
-            height=self.height,
-            scheduler=self.scheduler,
-            guidance_scale=self.guidance_scale,
-            inference_steps=self.inference_steps,
-            calls=self.calls,
-            prompt_syntax=self.prompt_syntax,
-            clip_skip=self.clip_skip,
-            loras=self.loras,
-            strength=self.strength,
-            has_mask=self.has_mask,
+        view = ImageSettingsView(**{name: getattr(self, name) for name in ImageSettingsView.__struct_fields__})
+        return msgspec.structs.replace(
+            view,
             controls=tuple(msgspec.structs.replace(each, image_digest=None) for each in self.controls),
-            refiner=self.refiner,
             reference_images=tuple(msgspec.structs.replace(each, digest=None) for each in self.reference_images),
             ip_adapter=self.ip_adapter and msgspec.structs.replace(self.ip_adapter, image_digest=None),
         )

@@ -151,7 +151,7 @@ class Deployer:
         extra = fields(event="deployment_loading", deployment=deployment.id, endpoint=deployment.endpoint)
         log.info("deployment %d: loading %s for %s", deployment.id, version.name, deployment.endpoint, extra=extra)
         try:
-            target = Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
+            target = rules.target_of(deployment)
             serving = before = await self._serving(deployment.endpoint)
             is_at_once = deployment.plan is None and deployment.shadow_plan is None
             if is_at_once and await self._registry.was_replaced(deployment.endpoint, version):

@@ -19,13 +19,13 @@ from sqlalchemy import Connection, Engine
 
 from noria.errors import RegistryError, short_repr
 from noria.registry.changes import Change
+from noria.registry.deployments.states import IN_USE
 from noria.registry.lineage.openlineage import DatasetRef, Event, EventType, parse_event
 from noria.registry.lineage.run_events import MODELS_NAMESPACE, RunId, model_ref, run_event
 from noria.registry.lineage.run_rows import STRUCK_OUT
 from noria.registry.lineage.store import record_events
 from noria.registry.model_folder import ModelFolder
 from noria.registry.schema import (
-    RETIRED_STATES,
     alias_events,
     aliases,
     artifacts,
@@ -197,7 +197,7 @@ class ModelStore:
                 sa.select(endpoints.c.name)
                 .join(deployments, deployments.c.endpoint_id == endpoints.c.id)
                 .join(deployment_heads, deployment_heads.c.deployment_id == deployments.c.id)
-                .where(deployments.c.version_id == version.id, deployment_heads.c.state.not_in(RETIRED_STATES))
+                .where(deployments.c.version_id == version.id, deployment_heads.c.state.in_(IN_USE))
             ).first()
             if used_by is not None:
                 raise RegistryError(

@@ -285,9 +285,6 @@ deployment_heads = Table(
     ),
 )
 
-RETIRED_STATES = ("failed", "ended", "rolled_back", "replaced")
-"""The states of deployments that serve no requests any more."""
-
 routes = Table(
     "noria_routes",
     metadata,

@@ -10,6 +10,7 @@ from noria.errors import RegistryError, did_you_mean, short_list, short_repr
 from noria.registry.changes import Change
 from noria.registry.schema import aliases, artifacts, locations, models, version_events, versions
 from noria.registry.tags import parse_tags, read_tags
+from noria.storage.field_copies import copy_fields
 
 
 class Version(Struct, frozen=True):
@@ -136,22 +137,17 @@ def read_versions(connection: Connection, condition: sa.ColumnElement[bool]) -> 
     for location in connection.execute(sa.select(locations).where(locations.c.digest.in_(digests))):
         urls.setdefault(location.digest, []).append(location.url)
     return [
-        Version(
-            id=row.id,
+        copy_fields(
+            Version,
+            row,
             model=row.name,
-            number=row.number,
             digest=row.manifest_digest,
-            kind=row.kind,
-            fingerprint=row.fingerprint,
-            source=row.source,
-            size_bytes=row.size_bytes,
             num_files=row.manifest.count("\n"),
             aliases=tuple(names.get(row.id, ())),
             urls=tuple(sorted(urls.get(row.manifest_digest, ()))),
             added=changes[row.id]["added"],
             removed=changes[row.id]["removed"] if last_types[row.id] == "removed" else None,
             tags=tags.get(row.id, ()),
-            revision=row.revision,
         )
         for row in rows
     ]

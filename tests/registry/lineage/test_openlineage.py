@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noria.errors import InvalidBody, InvalidField
-from noria.registry.lineage.openlineage import fold, merge, parse_event, refs
-from registry.samples import RUNS, SCENES, WORDS, body, dataset, event, step_of
+from noria.registry.lineage.openlineage import fold, merge, parse_event
+from registry.samples import RUNS, SCENES, WORDS, body, dataset, event, refs, step_of
 
 TYPES = ("START", "RUNNING", "COMPLETE", "ABORT", "FAIL", "OTHER")
 

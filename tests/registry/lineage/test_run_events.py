@@ -5,9 +5,9 @@ import json
 import pytest
 
 from noria.errors import RegistryError
-from noria.registry.lineage.openlineage import DatasetRef, fold, parse_event, refs
+from noria.registry.lineage.openlineage import DatasetRef, fold, parse_event
 from noria.registry.lineage.run_events import RunId, as_lines, dataset_ref, model_ref, parse_dataset, run_event
-from registry.samples import RUNS, SCENES
+from registry.samples import RUNS, SCENES, refs
 
 TRAIN, PIPELINE = RunId(RUNS[1], "demo", "train"), RunId(RUNS[0], "demo", "pipeline")
 WORDS, MODEL = DatasetRef("file", "/words", "7"), model_ref("shapes", SCENES)

@@ -10,11 +10,12 @@ import pytest
 import noria.registry.sources.mlflow
 from http_servers import HttpServer
 from noria.errors import ModelError
-from noria.registry.lineage.openlineage import DatasetRef, fold, refs
+from noria.registry.lineage.openlineage import DatasetRef, fold
 from noria.registry.sources.mlflow import MlflowClient
 from noria.registry.sources.mlflow_run import MlflowRun, events_of
 from noria.registry.sources.read import read_source
 from noria.registry.sources.source import MlflowSource
+from registry.samples import refs
 
 RUN = "01a2028d962577a9a141efbbcc3a6ef9"
 ARTIFACTS = {"config.json": b"{}", "model.safetensors": b"weights"}

@@ -268,20 +268,11 @@ def _check_queued_bytes(connection: Connection, new_job: NewJob, maximum: int) -
 
 
 def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
-    return {
-        "id": new_job.id,
+    return {name: value for name, value in vars(new_job).items() if name in jobs.c} | {
         "status": "starting",
-        "model": new_job.model,
-        "version": new_job.version,
         "input": new_job.input.decode(),
         "request": new_job.request.decode(),
-        "base_url": new_job.base_url,
-        "webhook": new_job.webhook,
         "webhook_events": ",".join(new_job.webhook_events),
-        "made_by": new_job.made_by,
-        "client": new_job.client,
-        "idempotency_key": new_job.idempotency_key,
-        "body_digest": new_job.body_digest,
         "created_at": now,
         "order_at": queue_order(now, new_job.priority),
         "not_before": 0.0,
@@ -290,8 +281,6 @@ def _new_row(new_job: NewJob, now: float) -> dict[str, Any]:
         "num_engine_losses": 0,
         "last_event": 1,
         "metrics": "{}",
-        "text_bytes": new_job.text_bytes,
-        "image_bytes": new_job.image_bytes,
     }
 
 

@@ -35,8 +35,6 @@ _TOTAL_TIMEOUT_S = 20.0
 # Responses are ignored; this much is read so that the connection closes in order.
 _MAX_RESPONSE_BYTES = 16_384
 
-log = logging.getLogger("noria.webhooks")
-
 
 @dataclass(frozen=True)
 class FailedTry:

@@ -20,6 +20,7 @@ from noria.jobs.database.schema import deliveries, jobs
 from noria.jobs.tracing import stored_trace_context
 from noria.observe.logs.log_record import fields
 from noria.storage.database import write_transaction
+from noria.storage.field_copies import copy_fields
 
 CLAIM_S = 60.0  # three times the maximum duration of a try
 MAX_IN_FLIGHT = 32  # messages of one front end; a receiver that does not answer occupies one of them for 20 s
@@ -96,16 +97,12 @@ class Outbox:
             if updated.rowcount:
                 job_id = msgspec.json.decode(row.body, type=_DeliveryBody).id
                 claimed.append(
-                    WebhookDelivery(
-                        row.id,
-                        row.url,
-                        row.body,
-                        row.num_tries + 1,
-                        job_id,
-                        row.host,
-                        row.made_by,
-                        row.client,
-                        self._trace_of_job(job_id),
+                    copy_fields(
+                        WebhookDelivery,
+                        row,
+                        num_tries=row.num_tries + 1,
+                        job_id=job_id,
+                        trace=self._trace_of_job(job_id),
                     )
                 )
         return claimed

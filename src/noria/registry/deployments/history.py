@@ -1,7 +1,5 @@
 """The history of an endpoint's deployments, page by page, with the judge's opinion at each event."""
 
-from typing import TypeVar
-
 import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy import Connection
@@ -13,8 +11,7 @@ from noria.registry.changes import Change
 from noria.registry.deployments.rows import read_deployments, unknown_endpoint
 from noria.registry.deployments.states import Deployment, DeploymentEvent, EventType, State
 from noria.registry.schema import deployments, endpoints
-
-StructT = TypeVar("StructT", bound=Struct)
+from noria.storage.field_copies import copy_fields
 
 MAX_EVENTS = 200
 """Of one deployment in a history: its latest ones."""
@@ -89,7 +86,7 @@ def read_history(connection: Connection, endpoint: str, before: int | None, limi
 
 
 def _described(deployment: Deployment) -> HistoryDeployment:
-    return _like(
+    return copy_fields(
         HistoryDeployment,
         deployment,
         version=deployment.version.name,
@@ -101,15 +98,10 @@ def _described(deployment: Deployment) -> HistoryDeployment:
 
 def _described_event(event: DeploymentEvent, settings: JudgeSettings) -> HistoryEvent:
     evidence = event.evidence
-    return _like(
+    return copy_fields(
         HistoryEvent,
         event,
         status=None if event.ramp is None else event.ramp.status,
         step=None if event.ramp is None else event.ramp.step,
-        evidence=evidence and _like(JudgedEvidence, evidence, verdict=verdict(evidence, settings)),
+        evidence=evidence and copy_fields(JudgedEvidence, evidence, verdict=verdict(evidence, settings)),
     )
-
-
-def _like(kind: type[StructT], source: object, **own: object) -> StructT:
-    """Return a struct with these fields of its own, and with the source's of the same names."""
-    return kind(**{name: getattr(source, name) for name in kind.__struct_fields__ if name not in own}, **own)

@@ -24,6 +24,7 @@ from noria.registry.deployments.states import (
 )
 from noria.registry.schema import deployment_events, deployment_heads, deployments, endpoints, routes, versions
 from noria.registry.versions import read_versions
+from noria.storage.field_copies import copy_fields
 
 
 class StoredEvidence(Struct, frozen=True):
@@ -90,9 +91,10 @@ def read_deployments(connection: Connection, condition: sa.ColumnElement[bool]) 
     found = []
     for row in rows:
         settings = msgspec.json.decode(row.settings, type=DeploymentSettings)
-        last = events[row.id][-1]
         found.append(
-            Deployment(
+            copy_fields(
+                Deployment,
+                events[row.id][-1],
                 id=row.id,
                 endpoint=row.name,
                 version=of_versions[row.version_id],
@@ -101,11 +103,7 @@ def read_deployments(connection: Connection, condition: sa.ColumnElement[bool]) 
                 judge_settings=settings.judge,
                 created=Change(row.at, row.by, row.why),
                 rolls_back=settings.rolls_back,
-                traffic=last.traffic,
-                ramp=last.ramp,
-                evidence=last.evidence,
                 shadow_plan=settings.shadow,
-                shadow=last.shadow,
                 swap=settings.swap,
                 events=tuple(events[row.id]),
             )
@@ -124,11 +122,9 @@ def _read_events(connection: Connection, ids: Sequence[int]) -> Mapping[int, lis
         stored = (
             StoredEvidence(None) if row.evidence is None else msgspec.json.decode(row.evidence, type=StoredEvidence)
         )
-        event = DeploymentEvent(
-            number=row.number,
-            type=row.type,
-            traffic=row.traffic,
-            generation=row.generation,
+        event = copy_fields(
+            DeploymentEvent,
+            row,
             change=Change(row.at, row.by, row.why),
             ramp=stored.ramp,
             evidence=_judge_state(stored.judge),

@@ -51,6 +51,8 @@ NEXT_STATES: dict[State, tuple[State, ...]] = {
 }
 UNFINISHED: tuple[State, ...] = ("pending", "shadow", "canary")
 ROUTED: tuple[State, ...] = ("shadow", "canary", "serving")
+IN_USE: tuple[State, ...] = ("pending", *ROUTED)
+"""The states of deployments that get requests, or will."""
 
 _FIRST_PROGRESS_S = 30.0
 
@@ -289,8 +291,11 @@ def routes_of(deployments: Iterable[Deployment]) -> tuple[Route, ...]:
 
 
 def _target(deployment: Deployment | None) -> Target | None:
-    if deployment is None:
-        return None
+    return None if deployment is None else target_of(deployment)
+
+
+def target_of(deployment: Deployment) -> Target:
+    """Return the version of a deployment as engines and front ends know it."""
     version = deployment.version
     return Target(deployment.id, version.name, version.digest, version.fingerprint, version.urls)
 

@@ -203,7 +203,7 @@ class DeploymentStore:
         """Of each endpoint what serves, what is not finished, and the latest of all; the oldest first."""
         head = deployment_heads.c
         latest = sa.select(sa.func.max(head.deployment_id)).group_by(head.endpoint_id)
-        is_current = sa.or_(head.state.in_((*rules.ROUTED, "pending")), head.deployment_id.in_(latest))
+        is_current = sa.or_(head.state.in_(rules.IN_USE), head.deployment_id.in_(latest))
         with self._engine.connect() as connection:
             return read_deployments(connection, is_current)
 

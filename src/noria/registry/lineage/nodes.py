@@ -24,6 +24,7 @@ from noria.registry.schema import (
     struck_events,
     versions,
 )
+from noria.storage.field_copies import copy_fields
 
 _MAX_ENTRIES, _MAX_CHARS = 100, 2000  # entries of a run: parameters and metrics each; characters of a value
 _MAX_URIS, _MAX_NAMES = 20, 100  # URIs of data, names of a model
@@ -171,16 +172,11 @@ def _describe_run(connection: Connection, node: NodeId) -> RunNode:
     arrival = sa.select(lineage_events.c.received_at).where(lineage_events.c.run_id == row.run_id)
     entries = {field: _read_entries(connection, row.run_id, field) for field in ("param", "metric", "error")}
     values = {field: {name: value for name, value, _ in found[:_MAX_ENTRIES]} for field, found in entries.items()}
-    return RunNode(
+    return copy_fields(
+        RunNode,
+        row,
         id=str(node),
-        run_id=row.run_id,
-        job_namespace=row.job_namespace,
-        job_name=row.job_name,
-        status=row.status,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
         received_at=connection.execute(arrival.order_by(lineage_events.c.seq).limit(1)).scalar_one(),
-        parent_id=row.parent_id,
         params=values["param"],
         metrics=values["metric"],
         error=values["error"].get(""),

@@ -183,11 +183,6 @@ def fold(events: Iterable[Event], state: RunState | None = None) -> RunState:
     return msgspec.structs.replace(functools.reduce(merge, heads), **maps)
 
 
-def refs(entries: Mapping[str, Statement]) -> dict[DatasetRef, str | None]:
-    """Return the datasets of `RunState.inputs` or `outputs`, with their URIs."""
-    return {ref: entry.value for ref, entry in dataset_statements(entries).items()}
-
-
 def dataset_statements(entries: Mapping[str, Statement]) -> dict[DatasetRef, Statement]:
     """Return the datasets of `RunState.inputs` or `outputs`.
 

@@ -15,6 +15,7 @@ from noria.registry.lineage.openlineage import SHA256, Event, fold, parse_event
 from noria.registry.lineage.run_rows import body_bytes, price_of, rewrite_run
 from noria.registry.schema import lineage_events, lineage_senders, runs, struck_events
 from noria.storage.database import write_transaction
+from noria.storage.field_copies import copy_fields
 
 
 class LineageEventRow(Struct, frozen=True):
@@ -115,15 +116,11 @@ def list_events(connection: Connection, run_id: str | None, before: int | None, 
         query = query.where(lineage_events.c.seq < before)
     rows = connection.execute(query).all()
     data = [
-        LineageEventRow(
-            row.seq,
-            row.digest,
-            row.run_id,
-            row.at,
-            row.received_at,
-            row.received_from,
-            row.num_bytes,
-            None if row.struck_at is None else Change(row.struck_at, row.by, row.why),
+        copy_fields(
+            LineageEventRow,
+            row,
+            sender=row.received_from,
+            struck_out=None if row.struck_at is None else Change(row.struck_at, row.by, row.why),
         )
         for row in rows[:limit]
     ]

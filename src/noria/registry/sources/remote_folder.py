@@ -91,20 +91,15 @@ def model_in(folder: RemoteFolder) -> RemoteFolder:
 
 def read_chunks(folder: RemoteFolder, path: str) -> Iterator[bytes]:
     """Yield a file's content. Raises ModelError: it cannot be read."""
-    chunks = folder.read(path)
-    while True:
-        try:
-            chunk = next(chunks, None)
-        except NoriaError:
-            raise
-        except Exception as error:  # each source raises errors of its own
-            raise ModelError(
-                f"{folder.url}: {path} cannot be read: {one_line(error)}. What is complete is kept; run the same "
-                "command again."
-            ) from error
-        if chunk is None:
-            return
-        yield chunk
+    try:
+        yield from folder.read(path)
+    except NoriaError:
+        raise
+    except Exception as error:  # each source raises errors of its own
+        raise ModelError(
+            f"{folder.url}: {path} cannot be read: {one_line(error)}. What is complete is kept; run the same command "
+            "again."
+        ) from error
 
 
 def one_line(error: Exception) -> str:
