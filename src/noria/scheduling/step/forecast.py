@@ -63,15 +63,17 @@ def forecast(
     expected_batch_size: Mapping[BatchKey, float],
     decode_batch: int = 4,
     width_slack: float = math.inf,
+    num_evictable: float = math.inf,
 ) -> dict[ItemId, Forecast]:
     """Predict the start and finish of all images, running and waiting, given in the policy's order.
 
     Modifies the images.
 
     Free slots are filled at once, except by images whose start images are encoded later. An image finishes when its
-    decode ends. Each decode and each encoding delays all images.
+    decode ends. Each decode and each encoding delays all images. `num_evictable` images can be evicted at first, and
+    one more with each evicted one that returns.
     """
-    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch, width_slack)
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch, width_slack, num_evictable)
     simulation.start(in_order)
     while simulation.num_running or simulation.queue:
         simulation.advance()
@@ -93,12 +95,13 @@ def forecast_head(
     expected_batch_size: Mapping[BatchKey, float],
     decode_batch: int = 4,
     width_slack: float = math.inf,
+    num_evictable: float = math.inf,
 ) -> HeadForecast:
     """Forecast a queue that is longer than `in_order`, as `forecast` does.
 
     Images that run at the end are assumed to share the device equally from then on, at the pace of the simulation.
     """
-    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch, width_slack)
+    simulation = _Simulation(num_slots, costs, expected_batch_size, decode_batch, width_slack, num_evictable)
     work_s = sum([each.calls_left * each.call_work_s for each in in_order])
     simulation.start(in_order)
     while simulation.queue or simulation.num_running >= num_slots:
@@ -174,6 +177,7 @@ class _Simulation:
     expected_batch_size: Mapping[BatchKey, float]
     decode_batch: int
     width_slack: float
+    num_evictable: float  # images that can be evicted now
     now: float = 0.0
     num_running: int = 0
     queue: deque[SimulatedImage] = field(default_factory=deque)
@@ -181,6 +185,7 @@ class _Simulation:
     kinds: dict[BatchKey, int] = field(default_factory=dict)  # numbers of kinds
     denoised: list[SimulatedImage] = field(default_factory=list)  # not yet decoded
     exclusive_attempt_id: str | None = None  # attempt of the running exclusive request
+    waits_to_evict: bool = False  # whether an image would have the slot of one behind it if more could be evicted
     has_postponed: bool = False  # whether images wait only because the last iteration encoded others' start images
     done: dict[ItemId, Forecast] = field(default_factory=dict)
 
@@ -209,8 +214,12 @@ class _Simulation:
                 num_free -= 1
             elif each.exclusive or not last or last[-1].rank < each.rank:
                 return
+            elif self.num_evictable <= 0:
+                self.waits_to_evict = True
+                return
             else:
                 last.pop().running = False
+                self.num_evictable -= 1
 
     def advance(self) -> None:
         """Fill the free slots, and advance to the next departure."""
@@ -255,7 +264,7 @@ class _Simulation:
     def join(self) -> None:
         """Fill free slots from the head of the queue; as many images wait as the scheduler lets wait for encoding."""
         text_encode_s, encodes, postponed = 0.0, list[BatchKey](), list[SimulatedImage]()
-        while self.queue and self.num_running < self.num_slots:
+        while self.queue and (self.num_running < self.num_slots or self._evict_for(self.queue[0])):
             first = self.queue[0]
             if (
                 self.num_running
@@ -272,12 +281,31 @@ class _Simulation:
             if first.needs_encode:
                 encodes.append(first.batch_key)
             self.assign(first)
+            self.num_evictable += first.is_begun
             text_encode_s += 0.0 if first.is_begun else self.costs.text_encode_s(first.batch_key.model)
         self.queue.extendleft(reversed(postponed))
         self.has_postponed = bool(postponed)
         self.now += text_encode_s
         if encodes:
             self.now += self.costs.image_encode_s(encodes[0], len(encodes))
+
+    def _evict_for(self, first: SimulatedImage) -> bool:
+        """Let the last running image wait if `first` is ahead of it; return whether it does."""
+        if not self.waits_to_evict or self.num_evictable <= 0 or first.exclusive:
+            return False
+        running = [each for group in self.groups.values() for each in group.images if each.is_evictable]
+        last = max(running, key=_rank, default=first)
+        if last.rank <= first.rank:
+            return False
+        group = self.groups[last.largest_key or last.batch_key]
+        group.images.remove(last)
+        if group.ready:
+            remove_image(group.ready, last)
+        group.is_stale = True
+        insort(self.queue, last, key=_rank)
+        self.num_running -= 1
+        self.num_evictable -= 1
+        return True
 
     def step(self) -> None:
         """Advance to the next departure, or by one iteration while images wait to be encoded or decoded."""

@@ -297,12 +297,9 @@ class CompletionPredictor:
         simulated, max_running = [self.to_simulated(image, now) for image in head.images], head.num_slots
         for each in simulated[max_running:] if head.behind else ():
             each.running = each.running and each.calls_left <= 0
-        evictable = [each for each in simulated if each.is_evictable]
-        for each in evictable[: max(len(evictable) - self.num_evictable, 0)]:
-            each.is_evictable = False
         requests = {each.batch_key: self.table.request_of(each.image) for each in simulated}
         mix_sizes(simulated, requests, max_running, self.costs)
-        limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack
+        limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack, self.num_evictable
         if head.behind or end != NOTHING_BEHIND:
             forecasts = head.extrapolate(forecast_head(simulated, max_running, *limits))
         else:
