@@ -297,7 +297,7 @@ def test_an_expired_job_is_deleted_with_its_events(store, engine, job):
 
 def test_a_job_not_started_within_its_time_to_live_fails(store, job):
     record = accept(store, job(model="gone"), 0.0)
-    assert store.expire(60.0, 59.0) == 0
+    assert store.expire(60.0, 60.0) == 0
     assert store.expire(60.0, 61.0) == 1
     assert store.get(record.id).error_code == "job_expired"
     assert store.expire(60.0, 61.0) == 0

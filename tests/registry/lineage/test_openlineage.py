@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noria.errors import InvalidBody, InvalidField
-from noria.registry.lineage.openlineage import fold, merge, parse_event
+from noria.registry.lineage.openlineage import DatasetRef, fold, merge, parse_event
 from registry.samples import RUNS, SCENES, WORDS, body, dataset, event, refs, step_of
 
 TYPES = ("START", "RUNNING", "COMPLETE", "ABORT", "FAIL", "OTHER")
@@ -91,6 +91,30 @@ def test_the_latest_statement_holds_and_an_end_is_an_end():
     )
     assert (state.status, state.error.value) == ("failed", "out of memory")
     assert values(state.metrics) == {"loss": 0.5, "steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("types", "status"),
+    [
+        (["START"], "running"),
+        (["RUNNING"], "running"),
+        (["OTHER"], "unknown"),
+        (["OTHER", "COMPLETE"], "complete"),
+        (["START", "ABORT"], "aborted"),
+    ],
+)
+def test_the_status_is_that_of_the_events_that_have_come(types, status):
+    assert fold([event(type=each, second=second) for second, each in enumerate(types)]).status == status
+
+
+@pytest.mark.parametrize("time", ["2026-11-22T09:00:00", "2026-11-22T09:00:00Z", "2026-11-22T10:00:00+01:00"])
+def test_a_time_without_a_zone_is_utc(time):
+    assert parse_event(json.dumps(body() | {"eventTime": time}).encode()).at == 1795338000.0
+
+
+def test_a_version_is_a_digest_if_it_looks_like_one():
+    digest = f"sha256:{64 * 'a'}"
+    assert [DatasetRef("file", "/a", each).digest for each in ("", digest[:-1], digest)] == [None, None, digest]
 
 
 def test_metrics_are_numbers_that_a_float_can_hold():
