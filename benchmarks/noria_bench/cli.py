@@ -13,7 +13,7 @@ from noria_bench.cluster import options as cluster
 from noria_bench.command_arguments import add_diffusion_model, add_output
 from noria_bench.cost import options as cost
 from noria_bench.deploys import options as deploys
-from noria_bench.device.command import add_arguments
+from noria_bench.device import options as device
 from noria_bench.encoders import options as encoders
 from noria_bench.sharing import options as sharing
 from noria_bench.soak import command as soak
@@ -42,14 +42,12 @@ def add_benches(commands: Any) -> list[Parser]:
     install = targets.add_install(benches)
     streaming = add_plain_command(benches, "streaming", _streaming, "the cost of a StreamingResponse, without a model")
     add_output(streaming)
-    device = add_plain_command(benches, "device", _device, "the speed of this device, with UNets of published sizes")
-    add_arguments(device)
     return [
         *with_settings,
         report,
         install,
         streaming,
-        device,
+        device.COMMAND.add_to(benches),
         soak.add_to(benches),
         soak.add_neighbours(benches),
         canary.COMMAND.add_to(benches),
@@ -82,10 +80,3 @@ def _streaming(arguments: argparse.Namespace) -> int:
     from noria_bench.benches import streaming
 
     return streaming.main(arguments.output)
-
-
-def _device(arguments: argparse.Namespace) -> int:
-    """Measure UNets of published sizes, and Noria's engine against the reference loop, on one device, in 8 minutes."""
-    from noria_bench.device import command
-
-    return command.run(arguments)

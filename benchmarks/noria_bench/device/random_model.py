@@ -14,6 +14,7 @@ import torch
 from noria.config import EngineConfig
 from noria.images import scheduler_names
 from noria.models.diffusion.conditioning import Conditioning
+from noria.models.diffusion.diffusion_model import DiffusionModel
 from noria.models.diffusion.prompts.clip_prompt import PromptText
 from noria.models.diffusion.unet_models.controlnet import ControlNets
 from noria.models.diffusion.unet_models.stable_diffusion import StableDiffusion
@@ -55,14 +56,14 @@ class RandomModel(StableDiffusion):
         return [embeddings[prompt] for prompt in prompts]
 
 
-def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineConfig) -> RandomModel:
+def make_random_model(device: torch.device, dtype: torch.dtype, config: EngineConfig) -> DiffusionModel:
     """Build the model; no setting of `config` may be "auto"."""
     from diffusers import AutoencoderKL
 
     with torch.device(device):
         vae = AutoencoderKL(**VAE)
     vae = vae.to(dtype).eval().requires_grad_(requires_grad=False)
-    return RandomModel(config, build_denoiser(SD15, device, dtype), vae)
+    return RandomModel(config, build_denoiser(SD15, device, dtype), vae)  # type: ignore[return-value]  # no lists
 
 
 RANDOM_SPEC = DiffusionModelSpec(
