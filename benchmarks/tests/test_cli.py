@@ -18,6 +18,7 @@ import noria_bench.deploys.bench
 import noria_bench.encoders.bench
 import noria_bench.sharing.bench
 import noria_bench.soak.bench
+import noria_bench.soak.neighbours
 import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
@@ -31,6 +32,7 @@ from noria_bench.deploys.options import DeploysOptions
 from noria_bench.encoders.options import QUICK, EncodersOptions
 from noria_bench.sharing import options as sharing_options
 from noria_bench.sharing.options import SharingOptions
+from noria_bench.soak.options import NeighbourOptions, SoakOptions
 from noria_bench.targets.catalog import TargetSettings
 
 
@@ -107,8 +109,17 @@ def test_soak_takes_minutes_and_a_folder(monkeypatch):
     calls = record_calls(noria_bench.soak.bench, monkeypatch)
     assert main(["bench", "soak", "--minutes", "1.5", "--out", "there"]) == 0
     assert main(["bench", "soak"]) == 0
-    assert calls[0] == (90.0, pathlib.Path("there"))
-    assert (calls[1][0], calls[1][1].parent.name) == (3600.0, "bench-results")
+    assert calls[0] == (SoakOptions(1.5), pathlib.Path("there"))
+    assert (calls[1][0], calls[1][1].parent.name) == (SoakOptions(60.0), "bench-results")
+
+
+def test_neighbours_take_a_part(monkeypatch):
+    calls = record_calls(noria_bench.soak.neighbours, monkeypatch)
+    words = "bench neighbours m --part heaps --heaps jobs --targets noria --seconds 2 --out there"
+    assert main(words.split()) == 0
+    ((config, options, folder),) = calls
+    expected = NeighbourOptions("heaps", ("jobs",), ("noria",), 2.0)
+    assert (config.model, options, folder) == ("m", expected, pathlib.Path("there"))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.reports.provenance_text import result_line
 from noria_bench.reports.table import Table, format_number
 from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log, write_json
-from noria_bench.soak.heap_options import ARRIVAL, HeapOptions
+from noria_bench.soak.options import ARRIVAL, NeighbourOptions
 from noria_bench.targets.catalog import TARGETS, Protocol, Target
 from noria_bench.targets.server import interpreter_of, isolated_config, running_target
 
@@ -120,7 +120,7 @@ class HeapResult(Struct, frozen=True):
         return [value for name, value in self.slowdowns.items() if name != "heap"]
 
 
-def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
+def main(config: Config, options: NeighbourOptions, folder: pathlib.Path) -> int:
     """Measure, write heaps.json into `folder`, print a table; returns the exit status.
 
     Raises:
