@@ -57,10 +57,10 @@ def test_quick_takes_settings_and_an_output(monkeypatch):
 
 def test_cost_takes_features_and_sizes(monkeypatch):
     calls = record_calls(noria_bench.cost.bench, monkeypatch)
-    words = "bench cost --features live,logs --pairs 2 --requests 3 --users 4"
+    words = "bench cost --features live,logs --pairs 2"
     assert main(words.split()) == main(["bench", "cost", "--features", "none"]) == 0
     assert [options for _, options, *_ in calls] == [
-        CostOptions(2, 3, 4, ("logs", "live"), 1),
+        CostOptions(2, features=("logs", "live")),
         CostOptions(features=()),
     ]
 
@@ -127,10 +127,10 @@ def test_neighbours_take_a_part(monkeypatch):
     [
         (
             noria_bench.cluster.bench,
-            "--engines 4,2 --scaling 3 --step-ms 5 --long-step-ms 9 --seconds 2 --rounds 5",
-            ClusterOptions((2, 4), (3,), 5.0, 9.0, 2.0, 5),
+            "--engines 4,2 --scaling 3 --seconds 2 --rounds 5",
+            ClusterOptions((2, 4), (3,), seconds=2.0, num_rounds=5),
         ),
-        (noria_bench.cluster.bench, "--quick --step-ms 7", replace(cluster_options.QUICK, step_ms=7.0)),
+        (noria_bench.cluster.bench, "--quick --rounds 7", replace(cluster_options.QUICK, num_rounds=7)),
         (
             noria_bench.encoders.bench,
             "m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --threads 4",
@@ -155,8 +155,8 @@ def test_neighbours_take_a_part(monkeypatch):
         ),
         (
             noria_bench.sharing.bench,
-            "m --connections 2 --rate 9 --users 3 --seconds 2 --rounds 3 --threads 4",
-            SharingOptions((2,), 9.0, 3, 2.0, 3),
+            "m --seconds 2 --rounds 3 --threads 4",
+            SharingOptions(seconds=2.0, num_rounds=3),
         ),
         (
             noria_bench.benches.deadlines,
@@ -211,8 +211,7 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("deadlines --seconds inf", "'inf'; a run lasts 1 to 3600 seconds"),
         ("cost --features none,logs", "'none'; features besides none are all, metrics, logs, live"),
         ("cost --pairs 0", "'0'; it is a whole number of pairs from 1 to 1000"),
-        ("cost --requests -1", "'-1'; it is a whole number of requests from 1 to 4096"),
-        ("cost --users 1000", "'1000'; it is a whole number of users from 1 to 256"),
+        ("deploys --image-users 1000", "'1000'; it is a whole number of users from 1 to 256"),
         ("sweep colour", "'attention', 'channels-last'"),
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
         ("encoders --targets noria,tei", "'tei'; targets are all, raw, raw-bfloat16, noria"),
@@ -224,7 +223,6 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("calls --shares 0.2", "'0.2'; shares are numbers from 0.33 to 0.99"),
         ("neighbours --heaps longer", "'longer'; heaps are all, long, short, jobs, texts"),
         ("calls --images 0", "'0'; it is a whole number of images from 1 to 10000"),
-        ("sharing --rate 0", "'0'; a rate is 1 to 1000 requests per second"),
         ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),
         ("serve triton", "'noria', 'reference-stream-async'"),
     ],

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from noria.cli.parser import Parser
 from noria_bench.command_arguments import BenchCommand
-from noria_bench.option_values import USERS, names, whole
+from noria_bench.option_values import names, whole
 
 Feature = Literal["metrics", "logs", "live"]
 """A feature whose cost is measured: metrics and their scrapes, logs, one open page /live."""
@@ -25,7 +25,6 @@ class CostOptions:
 
 
 _PAIRS = whole(1, 1000, "it is a whole number of pairs from 1 to 1000")
-_REQUESTS = whole(1, 4096, "it is a whole number of requests from 1 to 4096")
 
 
 def _read_features(text: str) -> tuple[str, ...]:
@@ -44,11 +43,7 @@ COMMAND = BenchCommand(
     "the cost of metrics, logs and an open page /live",
     "Measure what metrics, logs and an open page /live cost in throughput, and how long a scrape takes.",
     CostOptions(),
-    (
-        ("--pairs", "num_pairs", _PAIRS, "number of pairs of runs, with and without"),
-        ("--requests", "num_requests", _REQUESTS, "number of requests in each run"),
-        ("--users", "num_users", USERS, "number of users in a closed loop"),
-    ),
+    (("--pairs", "num_pairs", _PAIRS, "number of pairs of runs, with and without"),),
     usage="[MODEL] [-o FILE] [--features A,B]",
     add_more=_add_features,
     seed_of="the requests",
