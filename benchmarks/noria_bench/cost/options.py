@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from noria.cli.parser import Parser
 from noria_bench.command_arguments import BenchCommand
 from noria_bench.option_values import names, whole
 
@@ -31,21 +30,16 @@ def _read_features(text: str) -> tuple[str, ...]:
     return () if text == "none" else names(FEATURES, "features besides none")(text)
 
 
-def _add_features(parser: Parser) -> None:
-    features = (
-        f"measured features, of {', '.join(FEATURES)} (all); others are off on both sides; none: two equal servers"
-    )
-    parser.add_argument("--features", metavar="A,B", type=_read_features, help=features)
-
-
 COMMAND = BenchCommand(
     "cost",
     "the cost of metrics, logs and an open page /live",
     "Measure what metrics, logs and an open page /live cost in throughput, and how long a scrape takes.",
     CostOptions(),
-    (("--pairs", "num_pairs", _PAIRS, "number of pairs of runs, with and without"),),
+    (
+        ("--pairs", "num_pairs", _PAIRS, "number of pairs of runs, with and without"),
+        ("--features A,B", "features", _read_features, "that one side has and the other not; none: two equal servers"),
+    ),
     usage="[MODEL] [-o FILE] [--features A,B]",
-    add_more=_add_features,
     seed_of="the requests",
     has_folder=False,
 )

@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass, replace
 
-from noria.cli.parser import Parser, argument_type
+from noria.cli.parser import argument_type
 from noria_bench.command_arguments import BenchCommand
 from noria_bench.device.schedule import GPU_MODELS
-from noria_bench.option_values import names, number
+from noria_bench.option_values import names, number, one_of
 
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,6 @@ def _device(text: str) -> str:
     return text
 
 
-def _add_dtype(parser: Parser) -> None:
-    words = "auto is bfloat16 on a GPU (float16 before Ampere), float32 on a CPU (auto)"
-    parser.add_argument("--dtype", choices=_DTYPES, help=words)
-
-
 _BUDGET = number(1, 86400, "a budget is 1 to 86400 seconds")
 
 COMMAND = BenchCommand(
@@ -42,10 +37,15 @@ COMMAND = BenchCommand(
     DeviceOptions(),
     (
         ("--device", "device", argument_type(_device), "auto (a GPU if there is one), cpu, or cuda:N (auto)"),
+        (
+            "--dtype",
+            "dtype",
+            one_of(_DTYPES, "dtypes"),
+            f"of {', '.join(_DTYPES)}, which is bfloat16 on a GPU (float16 before Ampere), float32 on a CPU (auto)",
+        ),
         ("--budget SECONDS", "budget_s", _BUDGET, "total duration"),
         ("--models NAMES", "models", names(GPU_MODELS, "models"), "on a GPU"),
     ),
-    add_more=_add_dtype,
     quick=replace(DeviceOptions(), quick=True),
     quick_help="a short version: 2 and 16 rows, nothing compiled",
     has_folder=False,

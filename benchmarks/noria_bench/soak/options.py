@@ -4,9 +4,8 @@ reads it.
 
 from dataclasses import dataclass
 
-from noria.cli.parser import Parser
 from noria_bench.command_arguments import BenchCommand
-from noria_bench.option_values import ABOVE_0, SECONDS, names, number
+from noria_bench.option_values import ABOVE_0, SECONDS, names, number, one_of
 from noria_bench.targets.catalog import TARGETS
 
 HEAP_NAMES = ("long", "short", "jobs", "texts")
@@ -33,10 +32,6 @@ class NeighbourOptions:
     seconds: float = 30.0
 
 
-def _add_part(parser: Parser) -> None:
-    parser.add_argument("--part", choices=_PARTS, help="(attacks)")
-
-
 _MINUTES = number(ABOVE_0, 10_080, "a soak takes more than 0 and at most 10080 minutes")
 
 SOAK = BenchCommand(
@@ -54,11 +49,11 @@ NEIGHBOURS = BenchCommand(
     "requests of seven others, and say how much longer these wait.",
     NeighbourOptions(),
     (
+        ("--part", "part", one_of(_PARTS, "parts"), f"of {', '.join(_PARTS)}"),
         ("--heaps A,B", "heaps", names(HEAP_NAMES, "heaps"), f"of {', '.join(HEAP_NAMES)} (all)"),
         ("--targets A,B", "targets", names(HEAP_TARGETS, "targets"), f"of heaps: {', '.join(HEAP_TARGETS)}"),
         ("--seconds", "seconds", SECONDS, "of each measurement of heaps, three times as long beside them"),
     ),
     usage="[MODEL] [--part attacks|heaps]",
-    add_more=_add_part,
     module="noria_bench.soak.neighbours",
 )
