@@ -105,23 +105,6 @@ def test_serve_takes_a_target_and_its_settings(monkeypatch):
     assert [call[3] for call in calls] == [TargetSettings(0.25, 4), TargetSettings(stream="chunks")]
 
 
-def test_soak_takes_minutes_and_a_folder(monkeypatch):
-    calls = record_calls(noria_bench.soak.bench, monkeypatch)
-    assert main(["bench", "soak", "--minutes", "1.5", "--out", "there"]) == 0
-    assert main(["bench", "soak"]) == 0
-    assert calls[0] == (SoakOptions(1.5), pathlib.Path("there"))
-    assert (calls[1][0], calls[1][1].parent.name) == (SoakOptions(60.0), "bench-results")
-
-
-def test_neighbours_take_a_part(monkeypatch):
-    calls = record_calls(noria_bench.soak.neighbours, monkeypatch)
-    words = "bench neighbours m --part heaps --heaps jobs --targets noria --seconds 2 --out there"
-    assert main(words.split()) == 0
-    ((config, options, folder),) = calls
-    expected = NeighbourOptions("heaps", ("jobs",), ("noria",), 2.0)
-    assert (config.model, options, folder) == ("m", expected, pathlib.Path("there"))
-
-
 @pytest.mark.parametrize(
     ("bench", "words", "expected"),
     [
@@ -163,6 +146,12 @@ def test_neighbours_take_a_part(monkeypatch):
             "m --loads 90,50,90 --seconds 2.5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3 "
             "--threads 4",
             DeadlineOptions((50, 90), 2.5, ("fcfs", "reference"), "uniform", "bursty", 3),
+        ),
+        (noria_bench.soak.bench, "--minutes 1.5", SoakOptions(1.5)),
+        (
+            noria_bench.soak.neighbours,
+            "m --part heaps --heaps jobs --targets noria --seconds 2 --threads 4",
+            NeighbourOptions("heaps", ("jobs",), ("noria",), 2.0),
         ),
         (noria_bench.canary.bench, "--runs 8 --trace-seed 3", CanaryOptions(8, 3)),
         (noria_bench.sharing.bench, "m --quick --seconds 2 --threads 4", replace(sharing_options.QUICK, seconds=2.0)),
@@ -216,6 +205,10 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
         ("encoders --targets noria,tei", "'tei'; targets are all, raw, raw-bfloat16, noria"),
         ("canary --runs 3", "'3'; runs are a whole number from 4 to 100000"),
+        ("device --device tpu", "'tpu' is not a device: auto, cpu, cuda or cuda:N"),
+        ("device --budget 0", "'0'; a budget is 1 to 86400 seconds"),
+        ("device --models sd15,sd3", "'sd3'; models are all, sd15, sdxl, z-image, flux"),
+        ("device --dtype int8", "'int8'; dtypes are float32, bfloat16, float16, auto"),
         ("cluster --engines 0,1", "'0,1'; numbers of engines are whole numbers from 1 to 64"),
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
         ("encoders --corpus short", "'short'; corpora are all, fixed, mixed"),
