@@ -1,33 +1,46 @@
-"""`noria bench …`: its commands. Each bench's arguments are in a module `options` or `command` of its folder."""
+"""`noria bench …`: its commands. Each bench's arguments are in a module `options` of its folder."""
 
 import argparse
 import pathlib
 from typing import Any
 
-from noria.cli.parser import Parser, add_command, add_plain_command, config_from
+from noria.cli.parser import Parser, add_plain_command
 from noria_bench.benches import commands as image_benches
 from noria_bench.benches import deadline_options
 from noria_bench.calls import options as calls
 from noria_bench.canary import options as canary
 from noria_bench.cluster import options as cluster
-from noria_bench.command_arguments import add_diffusion_model, add_output
+from noria_bench.command_arguments import BenchCommand
 from noria_bench.cost import options as cost
 from noria_bench.deploys import options as deploys
-from noria_bench.device.command import add_arguments
+from noria_bench.device import options as device
 from noria_bench.encoders import options as encoders
 from noria_bench.sharing import options as sharing
-from noria_bench.soak import command as soak
+from noria_bench.soak import options as soak
 from noria_bench.targets import command as targets
+
+_QUICK = BenchCommand(
+    "quick",
+    "the server's overhead over a bare loop",
+    "Measure the server's overhead over a bare loop on this machine, in about two minutes.",
+    usage="[MODEL] [-o FILE]",
+    has_folder=False,
+    module="noria_bench.benches.quick",
+)
+_STREAMING = BenchCommand(
+    "streaming",
+    "the cost of a StreamingResponse, without a model",
+    "Measure the cost of each way to stream an image, which explains the reference article's results.",
+    has_folder=False,
+    module="noria_bench.benches.streaming",
+)
 
 
 def add_benches(commands: Any) -> list[Parser]:
     """Add `noria bench` with all its commands to argparse's subparsers; returns their parsers."""
     benches = commands.add_parser("bench", help="run benchmarks").add_subparsers(metavar="BENCH", required=True)
-    quick = add_command(benches, "quick", _quick, "[MODEL] [-o FILE]", "the server's overhead over a bare loop")
-    add_diffusion_model(quick)
-    add_output(quick)
     with_settings = [
-        quick,
+        _QUICK.add_to(benches),
         deadline_options.COMMAND.add_to(benches),
         cost.COMMAND.add_to(benches),
         *image_benches.add_comparisons(benches),
@@ -39,31 +52,8 @@ def add_benches(commands: Any) -> list[Parser]:
     ]
     report = add_plain_command(benches, "report", _report, "tables, plots and an HTML page of a folder of runs")
     report.add_argument("folder", metavar="FOLDER", type=pathlib.Path, help="the `--out` of a bench")
-    install = targets.add_install(benches)
-    streaming = add_plain_command(benches, "streaming", _streaming, "the cost of a StreamingResponse, without a model")
-    add_output(streaming)
-    device = add_plain_command(benches, "device", _device, "the speed of this device, with UNets of published sizes")
-    add_arguments(device)
-    return [
-        *with_settings,
-        report,
-        install,
-        streaming,
-        device,
-        soak.add_to(benches),
-        soak.add_neighbours(benches),
-        canary.COMMAND.add_to(benches),
-        cluster.COMMAND.add_to(benches),
-    ]
-
-
-def _quick(arguments: argparse.Namespace) -> int:
-    """Measure the server's overhead over a bare loop on this machine, in about two minutes."""
-    config = config_from(arguments)
-
-    from noria_bench.benches import quick
-
-    return quick.main(config, arguments.output)
+    plain = (_STREAMING, device.COMMAND, soak.SOAK, soak.NEIGHBOURS, canary.COMMAND, cluster.COMMAND)
+    return [*with_settings, report, targets.add_install(benches), *(command.add_to(benches) for command in plain)]
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -75,17 +65,3 @@ def _report(arguments: argparse.Namespace) -> int:
         print(report.write_report(results.read_result(file), arguments.folder)[0].read_text(encoding="utf-8"))
         return 0
     return writer.main(arguments.folder)
-
-
-def _streaming(arguments: argparse.Namespace) -> int:
-    """Measure the cost of each way to stream an image, which explains the reference article's results."""
-    from noria_bench.benches import streaming
-
-    return streaming.main(arguments.output)
-
-
-def _device(arguments: argparse.Namespace) -> int:
-    """Measure UNets of published sizes, and Noria's engine against the reference loop, on one device, in 8 minutes."""
-    from noria_bench.device import command
-
-    return command.run(arguments)

@@ -68,14 +68,14 @@ def options_from(arguments: argparse.Namespace, defaults: OptionsT) -> OptionsT:
 class BenchCommand:
     """The command `noria bench NAME`: what it says of itself, and its options.
 
-    It calls `main` of its module with the settings, if it takes any, the options, and where results go.
+    It calls `main` of its module with the settings and the options, if it takes any, and where results go.
     """
 
     name: str
     summary: str
     description: str
-    defaults: Any  # its options, a dataclass
-    options: tuple[tuple[str, str, Any, str], ...]  # as `add_options` takes them
+    defaults: Any = None  # its options, a dataclass; None: it takes none
+    options: tuple[tuple[str, str, Any, str], ...] = ()  # as `add_options` takes them
     usage: str = ""  # its arguments besides settings; empty: it takes no settings
     add_more: Callable[[Parser], None] = lambda _: None  # adds the arguments that no other bench has
     add_model: Callable[[Parser], None] = add_diffusion_model
@@ -110,9 +110,10 @@ class BenchCommand:
         return parser
 
     def _run(self, arguments: argparse.Namespace) -> int:
-        config = [config_from(arguments)] if self.usage else []
+        given: list[Any] = [config_from(arguments)] if self.usage else []
+        if self.defaults is not None:
+            given.append(options_from(arguments, self.quick if getattr(arguments, "quick", False) else self.defaults))
+        given.append(results_folder(arguments.out, self.name) if self.has_folder else arguments.output)
         bench = importlib.import_module(self.module or f"noria_bench.{self.name}.bench")
-        options = options_from(arguments, self.quick if getattr(arguments, "quick", False) else self.defaults)
-        results = results_folder(arguments.out, self.name) if self.has_folder else arguments.output
-        status: int = bench.main(*config, options, results)
+        status: int = bench.main(*given)
         return status

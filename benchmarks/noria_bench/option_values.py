@@ -67,6 +67,17 @@ def names(known: Collection[str], noun: str) -> Callable[[str], tuple[str, ...]]
     return argument_type(parse)
 
 
+def one_of(known: Collection[str], noun: str) -> Callable[[str], str]:
+    """Any one of the `known` names."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"{text!r}; {noun} are {', '.join(known)}")
+        return text
+
+    return argument_type(parse)
+
+
 CONNECTIONS = ordered(wholes(1, 128, "connections are whole numbers from 1 to 128, such as 1,16,128"))
 LOADS = ordered(wholes(1, 1000, "loads are whole per cents of capacity from 1 to 1000, such as 50,90,130"))
 SECONDS = number(1, 600, "a load takes 1 to 600 seconds")

@@ -18,6 +18,7 @@ import noria_bench.deploys.bench
 import noria_bench.encoders.bench
 import noria_bench.sharing.bench
 import noria_bench.soak.bench
+import noria_bench.soak.neighbours
 import noria_bench.targets.serve
 from noria.cli.main import main
 from noria_bench.benches.deadline_options import DeadlineOptions
@@ -31,6 +32,7 @@ from noria_bench.deploys.options import DeploysOptions
 from noria_bench.encoders.options import QUICK, EncodersOptions
 from noria_bench.sharing import options as sharing_options
 from noria_bench.sharing.options import SharingOptions
+from noria_bench.soak.options import NeighbourOptions, SoakOptions
 from noria_bench.targets.catalog import TargetSettings
 
 
@@ -55,10 +57,10 @@ def test_quick_takes_settings_and_an_output(monkeypatch):
 
 def test_cost_takes_features_and_sizes(monkeypatch):
     calls = record_calls(noria_bench.cost.bench, monkeypatch)
-    words = "bench cost --features live,logs --pairs 2 --requests 3 --users 4"
+    words = "bench cost --features live,logs --pairs 2"
     assert main(words.split()) == main(["bench", "cost", "--features", "none"]) == 0
     assert [options for _, options, *_ in calls] == [
-        CostOptions(2, 3, 4, ("logs", "live"), 1),
+        CostOptions(2, features=("logs", "live")),
         CostOptions(features=()),
     ]
 
@@ -103,23 +105,15 @@ def test_serve_takes_a_target_and_its_settings(monkeypatch):
     assert [call[3] for call in calls] == [TargetSettings(0.25, 4), TargetSettings(stream="chunks")]
 
 
-def test_soak_takes_minutes_and_a_folder(monkeypatch):
-    calls = record_calls(noria_bench.soak.bench, monkeypatch)
-    assert main(["bench", "soak", "--minutes", "1.5", "--out", "there"]) == 0
-    assert main(["bench", "soak"]) == 0
-    assert calls[0] == (90.0, pathlib.Path("there"))
-    assert (calls[1][0], calls[1][1].parent.name) == (3600.0, "bench-results")
-
-
 @pytest.mark.parametrize(
     ("bench", "words", "expected"),
     [
         (
             noria_bench.cluster.bench,
-            "--engines 4,2 --scaling 3 --step-ms 5 --long-step-ms 9 --seconds 2 --rounds 5",
-            ClusterOptions((2, 4), (3,), 5.0, 9.0, 2.0, 5),
+            "--engines 4,2 --scaling 3 --seconds 2 --rounds 5",
+            ClusterOptions((2, 4), (3,), seconds=2.0, num_rounds=5),
         ),
-        (noria_bench.cluster.bench, "--quick --step-ms 7", replace(cluster_options.QUICK, step_ms=7.0)),
+        (noria_bench.cluster.bench, "--quick --rounds 7", replace(cluster_options.QUICK, num_rounds=7)),
         (
             noria_bench.encoders.bench,
             "m --targets noria,raw --connections 8,1 --seconds 2 --corpus mixed --rounds 3 --threads 4",
@@ -144,14 +138,20 @@ def test_soak_takes_minutes_and_a_folder(monkeypatch):
         ),
         (
             noria_bench.sharing.bench,
-            "m --connections 2 --rate 9 --users 3 --seconds 2 --rounds 3 --threads 4",
-            SharingOptions((2,), 9.0, 3, 2.0, 3),
+            "m --seconds 2 --rounds 3 --threads 4",
+            SharingOptions(seconds=2.0, num_rounds=3),
         ),
         (
             noria_bench.benches.deadlines,
             "m --loads 90,50,90 --seconds 2.5 --policies reference,fcfs --mix uniform --arrivals bursty --trace-seed 3 "
             "--threads 4",
             DeadlineOptions((50, 90), 2.5, ("fcfs", "reference"), "uniform", "bursty", 3),
+        ),
+        (noria_bench.soak.bench, "--minutes 1.5", SoakOptions(1.5)),
+        (
+            noria_bench.soak.neighbours,
+            "m --part heaps --heaps jobs --targets noria --seconds 2 --threads 4",
+            NeighbourOptions("heaps", ("jobs",), ("noria",), 2.0),
         ),
         (noria_bench.canary.bench, "--runs 8 --trace-seed 3", CanaryOptions(8, 3)),
         (noria_bench.sharing.bench, "m --quick --seconds 2 --threads 4", replace(sharing_options.QUICK, seconds=2.0)),
@@ -200,12 +200,15 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("deadlines --seconds inf", "'inf'; a run lasts 1 to 3600 seconds"),
         ("cost --features none,logs", "'none'; features besides none are all, metrics, logs, live"),
         ("cost --pairs 0", "'0'; it is a whole number of pairs from 1 to 1000"),
-        ("cost --requests -1", "'-1'; it is a whole number of requests from 1 to 4096"),
-        ("cost --users 1000", "'1000'; it is a whole number of users from 1 to 256"),
+        ("deploys --image-users 1000", "'1000'; it is a whole number of users from 1 to 256"),
         ("sweep colour", "'attention', 'channels-last'"),
         ("soak --minutes 0", "'0'; a soak takes more than 0"),
         ("encoders --targets noria,tei", "'tei'; targets are all, raw, raw-bfloat16, noria"),
         ("canary --runs 3", "'3'; runs are a whole number from 4 to 100000"),
+        ("device --device tpu", "'tpu' is not a device: auto, cpu, cuda or cuda:N"),
+        ("device --budget 0", "'0'; a budget is 1 to 86400 seconds"),
+        ("device --models sd15,sd3", "'sd3'; models are all, sd15, sdxl, z-image, flux"),
+        ("device --dtype int8", "'int8'; dtypes are float32, bfloat16, float16, auto"),
         ("cluster --engines 0,1", "'0,1'; numbers of engines are whole numbers from 1 to 64"),
         ("encoders --connections 0", "'0'; connections are whole numbers from 1 to 128"),
         ("encoders --corpus short", "'short'; corpora are all, fixed, mixed"),
@@ -213,7 +216,6 @@ def test_a_report_of_a_folder_without_runs_is_rejected(tmp_path, capsys):
         ("calls --shares 0.2", "'0.2'; shares are numbers from 0.33 to 0.99"),
         ("neighbours --heaps longer", "'longer'; heaps are all, long, short, jobs, texts"),
         ("calls --images 0", "'0'; it is a whole number of images from 1 to 10000"),
-        ("sharing --rate 0", "'0'; a rate is 1 to 1000 requests per second"),
         ("install torchserve", "'litserve', 'bentoml', 'ray', 'triton'"),
         ("serve triton", "'noria', 'reference-stream-async'"),
     ],

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from noria.cli.parser import Parser
 from noria_bench.command_arguments import BenchCommand
 from noria_bench.load.workload import MIXES, Arrivals
-from noria_bench.option_values import LOADS, names, number
+from noria_bench.option_values import LOADS, names, number, one_of
 
 DeadlineTarget = Literal["fair", "least-slack", "shortest-first", "fcfs", "reference"]
 """A scheduling policy of Noria, or the reference server (the target `reference-batched`)."""
@@ -27,11 +26,6 @@ class DeadlineOptions:
     seed: int = 1
 
 
-def _add_choices(parser: Parser) -> None:
-    parser.add_argument("--mix", choices=list(MIXES), help="distribution of requests (mixed)")
-    parser.add_argument("--arrivals", choices=ARRIVALS, help="distribution of arrivals (poisson)")
-
-
 _SECONDS = number(1, 3600, "a run lasts 1 to 3600 seconds")
 _POLICIES = names(DEADLINE_TARGETS, "policies")
 
@@ -44,9 +38,10 @@ COMMAND = BenchCommand(
         ("--loads", "loads", LOADS, "per cents of Noria's capacity"),
         ("--seconds", "seconds", _SECONDS, "during which requests arrive in each run"),
         ("--policies", "targets", _POLICIES, "of Noria, or reference for the reference server"),
+        ("--mix", "mix", one_of(MIXES, "mixes"), f"of {', '.join(MIXES)}"),
+        ("--arrivals", "arrivals", one_of(ARRIVALS, "arrivals"), f"of {', '.join(ARRIVALS)}"),
     ),
     usage="[MODEL] [--loads A,B] [--out FOLDER]",
-    add_more=_add_choices,
     seed_of="the requests",
     module="noria_bench.benches.deadlines",
 )

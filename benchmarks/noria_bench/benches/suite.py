@@ -9,18 +9,16 @@ start of it, warm-ups are shorter, and fewer images are checked.
 """
 
 import contextlib
-import http.client
 import os
 import pathlib
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import msgspec
 
 from noria.config import Config, EngineConfig
@@ -28,7 +26,7 @@ from noria.errors import NoriaError
 from noria.models.catalog import open_model_of
 from noria.protocol.diffusion import DiffusionModelSpec
 from noria.protocol.process_signals import sigterm_interrupts
-from noria.testing.server import NO_PROXY_OPENER, RunningServer
+from noria.testing.server import RunningServer
 from noria_bench.load import load_generators
 from noria_bench.load.load_generators import Body, LoadGenerator
 from noria_bench.load.protocols import encode_request
@@ -291,17 +289,14 @@ def warm_up(url: str, protocol: Protocol, bodies: Sequence[Body]) -> None:
     """
 
     def send(body: Body) -> str | None:
-        request = urllib.request.Request(url, encode_request(protocol, body), {"content-type": "application/json"})
         try:
-            with NO_PROXY_OPENER.open(request, timeout=300) as answer:
-                answer.read()
-        except urllib.error.HTTPError as error:
-            return f"{error.code} {error.read(_MAX_ERROR_BYTES)!r}"
-        except (OSError, http.client.HTTPException) as error:
+            answer = client.post(url, content=encode_request(protocol, body))
+        except httpx.HTTPError as error:
             return repr(error)
-        return None
+        return None if answer.is_success else f"{answer.status_code} {answer.content[:_MAX_ERROR_BYTES]!r}"
 
-    with ThreadPoolExecutor(_NUM_WARM_UP_USERS) as users:
+    client = httpx.Client(headers={"content-type": "application/json"}, timeout=300, trust_env=False)
+    with client, ThreadPoolExecutor(_NUM_WARM_UP_USERS) as users:
         errors = list(users.map(send, bodies))
     if errors and all(errors):
         raise RuntimeError(f"every request of the warm-up failed: {errors[0]}")

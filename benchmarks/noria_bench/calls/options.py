@@ -3,7 +3,6 @@
 import pathlib
 from dataclasses import dataclass
 
-from noria.cli.parser import Parser
 from noria.protocol.diffusion import MIN_CALLS
 from noria_bench.command_arguments import BenchCommand
 from noria_bench.option_values import number, whole, wholes
@@ -34,10 +33,6 @@ def _read_names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _add_prompts(parser: Parser) -> None:
-    parser.add_argument("--prompts", metavar="FILE", type=pathlib.Path, help="of prompts, one a line (the bench's)")
-
-
 COMMAND = BenchCommand(
     "calls",
     "how near images with skipped calls are to full ones",
@@ -49,8 +44,8 @@ COMMAND = BenchCommand(
         ("--steps A,B", "steps", _STEPS, "of the full images (the model's)"),
         ("--schedulers A,B", "schedulers", _read_names, "(the model's, or its first whose calls can be skipped)"),
         ("--images N", "num_images", _IMAGES, "with each setting, of as many prompts and seeds"),
+        ("--prompts FILE", "prompts", pathlib.Path, "of prompts, one a line (the bench's)"),
         ("--seed N", "seed", int, "of the first image"),
     ),
     usage="[MODEL] [--steps A,B] [--shares A,B] [--out FOLDER]",
-    add_more=_add_prompts,
 )

@@ -2,7 +2,7 @@
 
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,8 @@ from noria_bench.canary.options import CanaryOptions
 from noria_bench.canary.plot import plot_canaries
 from noria_bench.canary.simulation import NUM_REQUESTS, SETTINGS, Run, Scenario, simulate
 from noria_bench.measurement.provenance import collect_provenance
-from noria_bench.reports.table import MISSING, Table, format_number, format_share
+from noria_bench.reports.result_report import median
+from noria_bench.reports.table import Table, format_number, format_share
 from noria_bench.running import write_json
 
 BEYOND = NUM_REQUESTS // 100  # requests beyond the minimum within which a bad canary shall be found
@@ -117,30 +118,31 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 
 def _canary_table(scenarios: Sequence[dict[str, Any]]) -> Table:
-    columns = ("canary", "runs", "rolled back", "promoted", "z-test at every look", "median", "p95", "in time")
-    rows = []
-    for each in scenarios:
-        found = each["responses_until_rolled_back"]
-        enough = len(found) >= 20  # for a 95th percentile
-        rows.append(
-            (
-                each["name"],
-                str(each["runs"]),
-                format_share(each["rolled_back"] / each["runs"]),
-                format_share(each["promoted"] / each["runs"]),
-                format_share(each["z_test_fails"] / each["runs"]),
-                format_number(statistics.median(found)) if found else MISSING,
-                format_number(found[int(0.95 * len(found))]) if enough else MISSING,
-                format_share(each["rolled_back_in_time"] / each["runs"]),
-            )
-        )
+    def share(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda each: format_share(each[name] / each["runs"])
+
+    def p95(found: Sequence[int]) -> float | None:
+        return found[int(0.95 * len(found))] if len(found) >= 20 else None
+
     notes = (
         "median, p95: responses of the canary until it was rolled back.",
         f"in time: rolled back within {BEYOND} requests (1 % of the ramp) of both arms beyond the minimum of "
         f"{SETTINGS.min_responses} responses, of all runs.",
         "z-test: would have rolled back, by a one-sided test of the error rates at 5 % after each window.",
     )
-    return Table("Canaries", columns, tuple(rows), notes)
+    return Table.of(
+        "Canaries",
+        scenarios,
+        ("canary", lambda each: each["name"]),
+        ("runs", lambda each: str(each["runs"])),
+        ("rolled back", share("rolled_back")),
+        ("promoted", share("promoted")),
+        ("z-test at every look", share("z_test_fails")),
+        ("median", lambda each: format_number(median(each["responses_until_rolled_back"]))),
+        ("p95", lambda each: format_number(p95(each["responses_until_rolled_back"]))),
+        ("in time", share("rolled_back_in_time")),
+        notes=notes,
+    )
 
 
 def _drift_table(rates: Sequence[dict[str, Any]]) -> Table:

@@ -82,7 +82,6 @@ class ClusterBench:
     def __post_init__(self) -> None:
         self._provenance = collect_provenance()
         self._step_ms: dict[Steps, float] = {"short": self.options.step_ms, "long": self.options.long_step_ms}
-        self._seconds_to_ready: dict[str, dict[int, float]] = {serving: {} for serving in SERVINGS}
 
     def measure(self) -> None:
         """Measure everything; saves after each load."""
@@ -98,7 +97,6 @@ class ClusterBench:
             versions=versions_of("ray"),
             options={**asdict(self.options), "slots": NUM_SLOTS, "users_per_engine": _USERS_PER_ENGINE},
             ideal={steps: NUM_SLOTS * 1000 / (_MEAN_STEPS * step_ms) for steps, step_ms in self._step_ms.items()},
-            seconds_to_ready=self._seconds_to_ready,
             runs=self.runs,
             failures=self.failures,
             complete=self.complete,
@@ -117,7 +115,6 @@ class ClusterBench:
                 for serving in SERVINGS
             }
             for serving, server in servers.items():
-                self._seconds_to_ready[serving][num_engines] = server.seconds_to_ready
                 replies = self._load(server, num_engines, "short", _WARM_UP_S)
                 if failed := {reply.status for reply in replies} - {HTTPStatus.OK}:
                     raise RuntimeError(f"{serving}, {num_engines} engines: the warm-up got statuses {sorted(failed)}")

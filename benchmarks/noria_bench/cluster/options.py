@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from noria_bench.command_arguments import BenchCommand
-from noria_bench.option_values import ROUNDS, SECONDS, number, ordered, wholes
+from noria_bench.option_values import ROUNDS, SECONDS, ordered, wholes
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ QUICK = ClusterOptions(engines=(1, 2), scaling=(1, 2), seconds=3.0, num_rounds=1
 """A run of about two minutes, which shows that all works."""
 
 _ENGINES = ordered(wholes(1, 64, "numbers of engines are whole numbers from 1 to 64, such as 1,2,4"))
-_STEP_MS = number(1, 10_000, "a step takes 1 to 10000 milliseconds")
 
 COMMAND = BenchCommand(
     "cluster",
@@ -32,8 +31,6 @@ COMMAND = BenchCommand(
     (
         ("--engines A,B", "engines", _ENGINES, "with short steps, in pairs of both servers"),
         ("--scaling A,B", "scaling", _ENGINES, "engines with long steps"),
-        ("--step-ms MS", "step_ms", _STEP_MS, "milliseconds of a short step"),
-        ("--long-step-ms MS", "long_step_ms", _STEP_MS, "milliseconds of a long step"),
         ("--seconds", "seconds", SECONDS, "of each load"),
         ("--rounds", "num_rounds", ROUNDS, "in which both servers are measured in turn, with short steps"),
     ),

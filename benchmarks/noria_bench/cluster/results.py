@@ -44,7 +44,6 @@ class ClusterResult(Struct, frozen=True):
     versions: dict[str, str]  # versions of the packages in Ray's environment, in which both servers run
     options: dict[str, Any]
     ideal: dict[str, float]  # images per second of an engine whose slots are never empty, by steps
-    seconds_to_ready: dict[str, dict[int, float]] = {}  # by server and number of engines
     runs: list[ClusterRun] = []
     failures: list[str] = []
     complete: bool = False

@@ -4,16 +4,16 @@ Both run in Ray's environment (`noria bench install ray`), so that both have the
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
+import httpx
 import psutil
 
-from noria.testing.server import NO_PROXY_OPENER, RunningServer, running_process
+from noria.testing.server import RunningServer, running_process
 from noria_bench.cluster.results import Serving
 from noria_bench.targets.environments import python_of
 
@@ -72,12 +72,9 @@ def running_serving(
 def _wait_for_engines(server: RunningServer, num_engines: int) -> None:
     deadline_s = time.monotonic() + _ENGINES_READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        with (
-            contextlib.suppress(OSError),
-            NO_PROXY_OPENER.open(f"http://127.0.0.1:{server.port}/readyz", timeout=5) as answer,
-        ):
-            states = [engine["state"] for engine in json.load(answer)["engines"]]
-            if states == ["ready"] * num_engines:
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.get(f"http://127.0.0.1:{server.port}/readyz", timeout=5, trust_env=False)
+            if answer.is_success and [each["state"] for each in answer.json()["engines"]] == ["ready"] * num_engines:
                 return
         time.sleep(_POLL_INTERVAL_S)
     raise RuntimeError(f"{num_engines} engines were not ready within {_ENGINES_READY_TIMEOUT_S:.0f} s")

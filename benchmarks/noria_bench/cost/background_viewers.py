@@ -25,7 +25,6 @@ class ViewerStats:
     """The counts of what the clients received."""
 
     num_views: int = 0  # engine views on the page
-    live_bytes: int = 0
     scrapes_s: list[float] = field(default_factory=list)  # the duration of each scrape
     fault: str = ""  # why a client received nothing
     ready: threading.Event = field(default_factory=threading.Event)  # the page has a view, or has failed
@@ -69,7 +68,6 @@ def _read_live_view(connection: http.client.HTTPConnection, stats: ViewerStats, 
             stats.fault = f"GET /v1/live returned {answer.status}"
             return
         while chunk := answer.read1(_READ_BYTES):
-            stats.live_bytes += len(chunk)
             # A read may end within an event's name.
             stats.num_views += (tail + chunk).count(_VIEW_EVENT)
             tail = chunk[1 - len(_VIEW_EVENT) :]

@@ -146,7 +146,7 @@ class CostBench:
         """
         features, first = () if bare else self.options.features, number * self.options.num_requests
         scrapes = "metrics" in features and self._since_scrape_s >= SCRAPE_INTERVAL_S
-        lines_before, cpu_before = self._log_lines(), sum(server.cpu_s().values())
+        cpu_before = sum(server.cpu_s().values())
         with (
             background_viewers(server.port, live="live" in features, scrapes=scrapes) as viewers,
             monitor_resources(server, interval_s=1.0) as resources,
@@ -169,9 +169,7 @@ class CostBench:
             cpu_s=cpu_s,
             other_cpu_share=resources.other_cpu_share,
             views=viewers.num_views,
-            live_bytes=viewers.live_bytes,
             scrapes_s=tuple(viewers.scrapes_s),
-            log_lines=0 if bare else self._log_lines() - lines_before,
         )
 
     def _load(
@@ -186,10 +184,6 @@ class CostBench:
 
     def _template(self, number: int) -> RequestTemplate:
         return self._templates[number % len(self._templates)]
-
-    def _log_lines(self) -> int:
-        log = self.folder / "instrumented.log"
-        return log.read_bytes().count(b"\n") if log.exists() else 0
 
     def _save(self) -> None:
         if self.output is not None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from noria.cli.parser import Parser
 from noria_bench.command_arguments import BenchCommand
-from noria_bench.option_values import USERS, names, whole
+from noria_bench.option_values import names, whole
 
 Feature = Literal["metrics", "logs", "live"]
 """A feature whose cost is measured: metrics and their scrapes, logs, one open page /live."""
@@ -25,18 +24,10 @@ class CostOptions:
 
 
 _PAIRS = whole(1, 1000, "it is a whole number of pairs from 1 to 1000")
-_REQUESTS = whole(1, 4096, "it is a whole number of requests from 1 to 4096")
 
 
 def _read_features(text: str) -> tuple[str, ...]:
     return () if text == "none" else names(FEATURES, "features besides none")(text)
-
-
-def _add_features(parser: Parser) -> None:
-    features = (
-        f"measured features, of {', '.join(FEATURES)} (all); others are off on both sides; none: two equal servers"
-    )
-    parser.add_argument("--features", metavar="A,B", type=_read_features, help=features)
 
 
 COMMAND = BenchCommand(
@@ -46,11 +37,9 @@ COMMAND = BenchCommand(
     CostOptions(),
     (
         ("--pairs", "num_pairs", _PAIRS, "number of pairs of runs, with and without"),
-        ("--requests", "num_requests", _REQUESTS, "number of requests in each run"),
-        ("--users", "num_users", USERS, "number of users in a closed loop"),
+        ("--features A,B", "features", _read_features, "that one side has and the other not; none: two equal servers"),
     ),
     usage="[MODEL] [-o FILE] [--features A,B]",
-    add_more=_add_features,
     seed_of="the requests",
     has_folder=False,
 )

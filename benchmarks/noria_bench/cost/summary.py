@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from noria_bench.measurement.run_metrics import percentile
 from noria_bench.reports.provenance_text import result_line
@@ -36,9 +37,7 @@ class CostRun(Struct, frozen=True):
     cpu_s: float  # CPU time of all the server's processes
     other_cpu_share: float  # share of the machine's CPU time, used by other processes
     views: int = 0  # that the open page received
-    live_bytes: int = 0
     scrapes_s: tuple[float, ...] = ()
-    log_lines: int = 0
 
     @property
     def rows_per_s(self) -> float:
@@ -123,8 +122,8 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
     return {
         "pairs": len(pairs),
         "incarnations": num_incarnations,
-        "throughput_ratio": {name: getattr(throughput, name) for name in ConfidenceInterval.__struct_fields__},
-        "work_per_cpu_s_ratio": {name: getattr(cpu, name) for name in ConfidenceInterval.__struct_fields__},
+        "throughput_ratio": asdict(throughput),
+        "work_per_cpu_s_ratio": asdict(cpu),
         "images_per_s": {
             side: statistics.median(run.images / run.seconds for run in each) for side, each in runs.items()
         },

@@ -1,11 +1,13 @@
 """The results of the device bench so far: as JSON, and as a table of at most 60 lines. Pure, except for `write`."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from noria_bench.reports.table import MISSING, Table
+from noria_bench.running import write_json
 
 if TYPE_CHECKING:
     from noria_bench.device.serving import ServingResult
@@ -46,9 +48,7 @@ def write(report: DeviceReport, file: pathlib.Path) -> None:
     """Write the report atomically as JSON."""
     document = {"bench": "device", **report.provenance, **dataclasses.asdict(report)}
     del document["provenance"]
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    partial.replace(file)
+    write_json(document, file)
 
 
 def table(report: DeviceReport) -> str:
@@ -81,30 +81,17 @@ def _step_lines(steps: "Sequence[StepTime]", max_lines: int) -> list[str]:
     for step in steps:
         cells.setdefault((step.model, step.side_px, step.rows), {})[step.mode] = step
     groups = list(dict.fromkeys((model, side_px) for model, side_px, _ in cells))
-    kept = list(cells)[: max_lines - 1]
-    head = ["denoiser, rows", *(f"{mode}, ms" for mode in columns), "images/s*", "of peak", "GiB"]
-    rows = [head]
+    kept = list(cells)[: max_lines - 2]
+    rows = []
     for model, side_px, count in sorted(kept, key=lambda key: (groups.index(key[:2]), key[2])):
         modes = cells[model, side_px, count]
         best = min(modes.values(), key=lambda step: step.step_s)
-        share = "–" if best.peak_share is None else f"{100 * best.peak_share:.0f} %"
-        times = [f"{1000 * modes[mode].step_s:.4g}" if mode in modes else "–" for mode in columns]
-        rows.append(
-            [
-                f"{model} {side_px}², {count}",
-                *times,
-                f"{best.images_per_s:.3g}",
-                share,
-                f"{best.peak_bytes / 2**30:.1f}",
-            ]
-        )
-    widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
+        share = MISSING if best.peak_share is None else f"{100 * best.peak_share:.0f} %"
+        times = [f"{1000 * modes[mode].step_s:.4g}" if mode in modes else MISSING for mode in columns]
+        memory = f"{best.peak_bytes / 2**30:.1f}"
+        rows.append((f"{model} {side_px}², {count}", *times, f"{best.images_per_s:.3g}", share, memory))
+    head = ("denoiser, rows", *(f"{mode}, ms" for mode in columns), "images/s¹", "of peak", "GiB")
+    return Table("Steps", head, tuple(rows)).markdown().splitlines()
 
 
 def knees(steps: "Sequence[StepTime]") -> dict[tuple[str, int], int]:
@@ -137,18 +124,18 @@ def _mixed_sizes_lines(times: "Sequence[MixedSizesTime]") -> list[str]:
 
 
 def _serving_lines(results: "Sequence[ServingResult]") -> list[str]:
-    lines = ["8 users in this process     images/s   p50, s   p99, s   images/call"] if results else []
+    rows = []
     for each in results:
         numbers = (each.images_per_s, each.p50_s, each.p99_s, each.mean_batch)
-        texts = ["–" if number is None else f"{number:.3g}" for number in numbers]
-        label = f"{each.model}, {each.traffic}, {each.server}"
-        lines.append(f"{label:<27} {texts[0]:>8} {texts[1]:>8} {texts[2]:>8} {texts[3]:>15}")
-    return lines
+        texts = (MISSING if number is None else f"{number:.3g}" for number in numbers)
+        rows.append((f"{each.model}, {each.traffic}, {each.server}", *texts))
+    columns = ("8 users in this process", "images/s", "p50, s", "p99, s", "images/call")
+    return ["", *Table("Serving", columns, tuple(rows)).markdown().splitlines(), ""] if rows else []
 
 
 def _closing_lines(report: DeviceReport) -> list[str]:
     lines = [
-        "* in the fastest mode, without text encoders and VAE; guided at 20 steps (sd15) and 30 (sdxl),",
+        "¹ in the fastest mode, without text encoders and VAE; guided at 20 steps (sd15) and 30 (sdxl),",
         "  in one row an image at 28 (flux) and 8 (z-image)",
     ]
     lines = lines if report.steps else []

@@ -35,24 +35,16 @@ def choose_dtype(name: str, device: torch.device) -> str:
 
 def describe_device(device: torch.device, cpu: str) -> dict[str, Any]:
     """The device's name (`cpu` is the processor's), memory, driver and versions, JSON-ready."""
+    found = {"type": device.type, "torch": str(torch.__version__), "driver": None}
     if device.type == "cpu":
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        name = f"{cpu}, {torch.get_num_threads()} threads"
-        return {
-            "type": "cpu",
-            "name": name,
-            "memory_bytes": memory_bytes,
-            "torch": str(torch.__version__),
-            "driver": None,
-        }
+        return found | {"name": f"{cpu}, {torch.get_num_threads()} threads", "memory_bytes": memory_bytes}
     properties = torch.cuda.get_device_properties(device)
-    return {
-        "type": "cuda",
+    return found | {
         "name": properties.name,
         "memory_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
-        "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         "driver": _driver(),

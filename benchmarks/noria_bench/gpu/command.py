@@ -69,17 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 1 <= arguments.budget <= 86400:
         parser.error(f"--budget is {arguments.budget:g}; allowed are 1 to 86400 seconds")
     try:
-        return _run(parser, arguments, time.monotonic() + arguments.budget)
+        return _run(arguments, time.monotonic() + arguments.budget)
     except (ConfigError, ValueError) as error:
         parser.error(str(error))
 
 
-def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, end_s: float) -> int:
+def _run(arguments: argparse.Namespace, end_s: float) -> int:
     small = arguments.small
     out = (arguments.out or ROOT / "benchmarks/results" / f"gpu-{'small-' * small}{today()}").resolve()
     models = _models(arguments.models, small=small)
     parts = make_parts(out, models, small=small)
-    chosen = _choose(parser, parts, arguments.part)
+    chosen = _choose(parts, arguments.part)
     if arguments.list:
         for part in parts:
             print(f"{part.name:20} {part.estimate_s:4.0f} s, at most {part.limit_s:.0f}  {part.title}")
@@ -87,9 +87,9 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, end_s: 
     make_results_folder(out)
     if arguments.archive is not None:
         make_results_folder(arguments.archive.resolve().parent, "the folder of --archive,")
-    content, before = digest_of_code(), [_read(parser, folder) for folder in arguments.after]
+    content, before = digest_of_code(), [_read(folder) for folder in arguments.after]
     here = read_session(out)
-    machine = _look_at_machine(parser, {need for part in chosen for need in part.needs}, small=small)
+    machine = _look_at_machine({need for part in chosen for need in part.needs}, small=small)
     gpu = "CPU" if small else str(machine.gpu)
     done = done_parts([*before, *([here] if here else [])], content, gpu, small=small)
     kept = [part for part in here.parts if part.content == content] if here else []
@@ -121,22 +121,22 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, end_s: 
     return status or int(any(part.name not in ended for part in chosen))
 
 
-def _choose(parser: argparse.ArgumentParser, parts: Sequence[Part], text: str | None) -> list[Part]:
+def _choose(parts: Sequence[Part], text: str | None) -> list[Part]:
     names = [part.name for part in parts]
     wanted = names if text is None else text.split(",")
     if unknown := [name for name in wanted if name not in names]:
-        parser.error(f"--part is {unknown[0]!r}; parts are {', '.join(names)}")
+        raise ConfigError(f"--part is {unknown[0]!r}; parts are {', '.join(names)}")
     return [part for part in parts if part.name in wanted]
 
 
-def _read(parser: argparse.ArgumentParser, folder: pathlib.Path) -> Session:
+def _read(folder: pathlib.Path) -> Session:
     found = read_session(folder)
     if found is None:
-        parser.error(f"--after {folder} has no session.json; name a folder of results of make gpu")
+        raise ConfigError(f"--after {folder} has no session.json; name a folder of results of make gpu")
     return found
 
 
-def _look_at_machine(parser: argparse.ArgumentParser, needs: Set[str], *, small: bool) -> Machine:
+def _look_at_machine(needs: Set[str], *, small: bool) -> Machine:
     """Compile the packages that PYTHONPATH names, which takes time once, and check the machine for the parts' needs."""
     folders = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     set_up_environment()
@@ -145,7 +145,7 @@ def _look_at_machine(parser: argparse.ArgumentParser, needs: Set[str], *, small:
         _run_module("compileall", "-q", "-j", "0", *folders)
     machine = check_machine(pathlib.Path(tempfile.gettempdir()), needs, small=small)
     if machine.gpu is None and not small:
-        parser.error("torch sees no CUDA device; --small runs all parts on the CPU, to see that they work")
+        raise ConfigError("torch sees no CUDA device; --small runs all parts on the CPU, to see that they work")
     _log_status(", ".join(f"{name} {value}" for name, value in machine.details.items()) or "nvidia-smi is not there")
     for need, problem in machine.problems.items():
         _log_status(f"parts that need {need} are skipped: {problem}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from noria_bench.command_arguments import BenchCommand
-from noria_bench.option_values import CONNECTIONS, ROUNDS, SECONDS, USERS, number
+from noria_bench.option_values import ROUNDS, SECONDS
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,12 @@ class SharingOptions:
 QUICK = SharingOptions(connections=(1,), seconds=1.0, num_rounds=1)
 """A run of about a minute, which shows that all works."""
 
-_RATE = number(1, 1000, "a rate is 1 to 1000 requests per second")
-
 COMMAND = BenchCommand(
     "sharing",
     "what embeddings and images from one server cost each other",
     "Measure what embeddings and images from one server cost each other, by how the cores are divided.",
     SharingOptions(),
     (
-        ("--connections A,B", "connections", CONNECTIONS, "of the closed loops of texts, 1 to 128"),
-        ("--rate", "rate", _RATE, "of the open loop of texts, requests per second"),
-        ("--users", "num_users", USERS, "of images, in a closed loop"),
         ("--seconds", "seconds", SECONDS, "of each load, twice as long of the open loop"),
         ("--rounds", "num_rounds", ROUNDS, "in which all divisions of the cores are measured in turn"),
     ),

@@ -24,6 +24,7 @@ from noria_bench.reports.table import Table, format_number
 from noria_bench.soak.attacks import ATTACKS
 from noria_bench.soak.flatness import Flatness, flatness
 from noria_bench.soak.killer import Killer, ReadinessMonitor
+from noria_bench.soak.options import SoakOptions
 from noria_bench.soak.plot import plot_soak
 from noria_bench.soak.samples import Sampler
 from noria_bench.soak.traffic import Visitor, start_visitors
@@ -31,45 +32,46 @@ from noria_bench.soak.traffic import Visitor, start_visitors
 _SAMPLE_INTERVAL_S, _MIN_SAMPLES = 2.0, 40
 _ATTACK_S, _REST_S = 15.0, 5.0
 _KILL_INTERVAL_S = 30.0
+_SEED = 1
 _STOP_S = 150.0  # for the last visits
 # Jobs are deleted after a minute, so that the database gets full and stays so.
 _FLAGS = ("--slots", "4", "--drain-s", "5", "--ttl-s", "60")
 
 
-def main(seconds: float, folder: pathlib.Path, seed: int = 1) -> int:
-    """Soak for `seconds`, print tables, write soak.json and .svg into `folder`; return 1 on growth or failure."""
+def main(options: SoakOptions, folder: pathlib.Path) -> int:
+    """Soak, print tables, write soak.json and .svg into `folder`; return 1 on growth or failure."""
     folder.mkdir(parents=True, exist_ok=True)
     with sigterm_interrupts():
-        result = measure(seconds, folder, seed)
+        result = measure(60 * options.minutes, folder)
     (folder / "soak.json").write_bytes(msgspec.json.encode(result) + b"\n")
     plot_soak(result, folder / "soak.svg")
     print(tables(result))
     return int(bool(result["faults"]))
 
 
-def measure(seconds: float, folder: pathlib.Path, seed: int) -> dict[str, Any]:
+def measure(seconds: float, folder: pathlib.Path) -> dict[str, Any]:
     """The results as one JSON-ready document; the server's log is in `folder`."""
     header, log = collect_provenance(), folder / "server.log"
     log.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="noria-soak-") as data:
         command = [sys.executable, "-m", "noria", "serve", "bundled", *_FLAGS, "--data-dir", data]
         with running_process(lambda port: [*command, "--port", str(port)], log=log) as server:
-            run = _Run(server, pathlib.Path(data), seconds, seed)
+            run = _Run(server, pathlib.Path(data), seconds)
             run.go()
             server.process.send_signal(signal.SIGTERM)
             status = server.process.wait(60)
-    return {**header, "bench": "soak", "seconds": seconds, "seed": seed, **run.results(status, log)}
+    return {**header, "bench": "soak", "seconds": seconds, "seed": _SEED, **run.results(status, log)}
 
 
 class _Run:
     """The clients and observers of one server."""
 
-    def __init__(self, server: RunningServer, data: pathlib.Path, seconds: float, seed: int) -> None:
-        self._server, self._seconds, self._seed = server, seconds, seed
+    def __init__(self, server: RunningServer, data: pathlib.Path, seconds: float) -> None:
+        self._server, self._seconds = server, seconds
         self._stopped = threading.Event()
         self._sampler = Sampler(server, data, min(_SAMPLE_INTERVAL_S, seconds / _MIN_SAMPLES))
         num_kills = max(1, round(seconds / 2 / _KILL_INTERVAL_S))
-        self._killer = Killer(server.process.pid, num_kills, seconds / 2, seed)
+        self._killer = Killer(server.process.pid, num_kills, seconds / 2, _SEED)
         self._monitor = ReadinessMonitor(f"http://127.0.0.1:{server.port}")
         self._visitors: Sequence[Visitor] = ()
         self._num_attacks: Counter[str] = Counter()
@@ -77,7 +79,7 @@ class _Run:
 
     def go(self) -> None:
         """Run for the whole time, or until Ctrl-C."""
-        self._visitors = start_visitors(self._server.port, self._stopped, self._seed)
+        self._visitors = start_visitors(self._server.port, self._stopped, _SEED)
         until = time.monotonic() + self._seconds
         observers = (self._sampler, self._killer, self._monitor)
         for observer in observers:

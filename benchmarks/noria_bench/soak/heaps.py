@@ -6,8 +6,6 @@ mean time of its requests beside others over that on an idle server.
 """
 
 import contextlib
-import http.client
-import json
 import math
 import pathlib
 import statistics
@@ -20,6 +18,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import httpx
 import msgspec
 from msgspec import Struct
 
@@ -29,10 +28,11 @@ from noria.testing.server import RunningServer
 from noria_bench.load.closed_loop import HEADERS, Reply, run_closed_loop
 from noria_bench.load.protocols import encode_request
 from noria_bench.measurement.provenance import collect_provenance
+from noria_bench.measurement.run_metrics import percentile
 from noria_bench.reports.provenance_text import result_line
 from noria_bench.reports.table import Table, format_number
 from noria_bench.running import make_results_folder, open_both_models, run_to_end, status_log, write_json
-from noria_bench.soak.heap_options import ARRIVAL, HeapOptions
+from noria_bench.soak.options import ARRIVAL, NeighbourOptions
 from noria_bench.targets.catalog import TARGETS, Protocol, Target
 from noria_bench.targets.server import interpreter_of, isolated_config, running_target
 
@@ -120,7 +120,7 @@ class HeapResult(Struct, frozen=True):
         return [value for name, value in self.slowdowns.items() if name != "heap"]
 
 
-def main(config: Config, options: HeapOptions, folder: pathlib.Path) -> int:
+def main(config: Config, options: NeighbourOptions, folder: pathlib.Path) -> int:
     """Measure, write heaps.json into `folder`, print a table; returns the exit status.
 
     Raises:
@@ -214,23 +214,22 @@ class Clients:
         """Keep jobs under way for `seconds` and until one is done; then cancel the others, which count for nothing."""
         replies: list[Reply] = []
         stop = time.monotonic() + seconds
-        headers = {**HEADERS, **self.headers[client]}
+        url, headers = f"http://127.0.0.1:{self.port}", {**HEADERS, **self.headers[client]}
 
         def keep_one() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            client_of_jobs = httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False)
 
-            def call(method: str, path: str, content: str | None = None) -> tuple[int, Any]:
-                connection.request(method, path, content, headers)
-                answer = connection.getresponse()
-                return answer.status, json.loads(answer.read())
+            def call(method: str, path: str, body: object = None) -> tuple[int, Any]:
+                answer = client_of_jobs.request(method, path, json=body)
+                return answer.status_code, answer.json()
 
             def may_go_on() -> bool:
                 return (time.monotonic() < stop or not replies) and not ended.is_set()
 
-            with contextlib.closing(connection):
+            with client_of_jobs:
                 while may_go_on():
                     sent = time.monotonic()
-                    status, job = call("POST", load.path, json.dumps(load.body))
+                    status, job = call("POST", load.path, dict(load.body))
                     while status < 300 and job["status"] in ("starting", "processing"):
                         ended.wait(_JOB_POLL_S)
                         status, job = call("GET" if may_go_on() else "DELETE", f"{load.path}/{job['id']}")
@@ -318,7 +317,7 @@ def _mean_s(replies: Sequence[Reply]) -> float:
 
 def _p99_s(replies: Sequence[Reply]) -> float:
     served = [reply.latency_s for reply in replies if reply.status == 200]
-    return statistics.quantiles(served, n=100, method="inclusive")[98] if len(served) > 1 else math.inf
+    return percentile(served, 0.99) if served else math.inf
 
 
 def table(results: Sequence[HeapResult], note: str = "") -> Table:

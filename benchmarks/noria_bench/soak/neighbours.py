@@ -21,13 +21,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from noria.config import Config
 from noria.testing.server import reserve_port, running_server
 from noria_bench.measurement.provenance import collect_provenance
 from noria_bench.measurement.run_metrics import percentile
 from noria_bench.reports.table import MISSING, Table
 from noria_bench.running import in_background, write_json
+from noria_bench.soak import heaps
 from noria_bench.soak.attacks import ATTACKS, Attack, idle_connections, lineage_events, tarpit_webhooks
 from noria_bench.soak.grpc_attacks import calls_without_message
+from noria_bench.soak.options import NeighbourOptions
 
 ALLOWED_GROWTH = 3.0
 NEIGHBOUR_ATTACKS: Mapping[str, Attack] = MappingProxyType(
@@ -70,7 +73,12 @@ class Growth(Struct, frozen=True):
         return self.attacked_p99_s / max(self.p99_s, _FLOOR_MEDIANS * self.median_s)
 
 
-def main(folder: pathlib.Path) -> int:
+def main(config: Config, options: NeighbourOptions, folder: pathlib.Path) -> int:
+    """Measure the part, print a table, write JSON into `folder`; return 1 if a client waits too long for attacks."""
+    return heaps.main(config, options, folder) if options.part == "heaps" else measure_attacks(folder)
+
+
+def measure_attacks(folder: pathlib.Path) -> int:
     """Measure all attacks, print a table, write neighbours.json into `folder`; return 1 if a client waits too long."""
     folder.mkdir(parents=True, exist_ok=True)
     header = collect_provenance()

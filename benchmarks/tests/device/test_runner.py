@@ -116,7 +116,7 @@ def full_report():
 def test_the_table_of_a_full_report_is_short_and_has_every_size():
     lines = table(full_report()).splitlines()
     assert len(lines) <= MAX_TABLE_LINES
-    for label in ("sd15 512², 32", "sd15 1024², 1 ", "sdxl 512², 8", "sdxl 1024², 16"):
+    for label in ("| sd15 512², 32 ", "| sd15 1024², 1 ", "| sdxl 512², 8 ", "| sdxl 1024², 16 "):
         assert sum(line.startswith(label) for line in lines) == 1, label
     assert "z-image, 4 × 512² + 4 × 1024²: one call 200 ms, two calls 300 ms" in lines
     assert "omitted: 5 measurements (reason 0; reason 1 and 3 other reasons)" in lines

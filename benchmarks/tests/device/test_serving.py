@@ -48,7 +48,7 @@ def serving_setup(tiny):
     ).eval()
     config = resolve_auto(EngineConfig(dtype="float32"), SPEC, "cpu", Machine(num_cores=2, has_cuda=False))
     config = msgspec.structs.replace(config, slots=16)
-    model = RandomModel(torch.device("cpu"), torch.float32, config, build_denoiser(tiny, "cpu", torch.float32), vae)
+    model = RandomModel(config, build_denoiser(tiny, "cpu", torch.float32), vae)
     return set_up(DiffusionExecutor(model, config), SPEC, config)
 
 

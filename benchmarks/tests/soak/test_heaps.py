@@ -13,7 +13,7 @@ from noria.frontend.jobs.inputs import JobRequestBody
 from noria.frontend.protocols.openai.embeddings import EmbeddingsRequestBody
 from noria.protocol.request import ImageRequestBody
 from noria_bench.soak import heaps
-from noria_bench.soak.heap_options import HEAP_NAMES, HeapOptions
+from noria_bench.soak.options import HEAP_NAMES, NeighbourOptions
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_what_was_measured_is_written_and_rejected_requests_count(server, monkey
     monkeypatch.setattr(heaps, "HEAPS", {"long": heaps.Heap(load, heaps.HEAPS["long"].small)})
     monkeypatch.setattr(heaps, "open_both_models", lambda config: (config, None, None))
     monkeypatch.setattr(heaps, "_serving", lambda *_: contextlib.nullcontext(clients(server)))
-    options = HeapOptions(("long",), ("noria-fcfs",), 0.3)
+    options = NeighbourOptions("heaps", ("long",), ("noria-fcfs",), 0.3)
     assert heaps.main(heaps.Config(), options, tmp_path) == 0
     (result,) = json.loads((tmp_path / heaps.FILE_NAME).read_bytes())["results"]
     assert result["num_failed"] > 0 and result["slowdowns"]["heap"] is None
@@ -106,7 +106,7 @@ def test_a_target_that_is_not_installed_ends_the_bench_before_it_measures(monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(heaps, "open_both_models", lambda _: pytest.fail("it began"))
     with pytest.raises(ConfigError, match=r"litserve is not installed.*noria bench install litserve"):
-        heaps.main(heaps.Config(), HeapOptions(targets=("noria", "litserve")), tmp_path)
+        heaps.main(heaps.Config(), NeighbourOptions(targets=("noria", "litserve")), tmp_path)
 
 
 def test_every_heap_has_an_option():

@@ -49,7 +49,7 @@ def test_an_attack_that_slows_others_down_is_a_failure(port, slow, monkeypatch, 
     attacks = {"slow": slow_down, "none": lambda _port, stopped: stopped.wait()}
     monkeypatch.setattr(neighbours, "NEIGHBOUR_ATTACKS", attacks)
     monkeypatch.setattr(neighbours, "serving", lambda: contextlib.nullcontext((port, 0)))
-    assert neighbours.main(tmp_path) == 1
+    assert neighbours.measure_attacks(tmp_path) == 1
     result = json.loads((tmp_path / "neighbours.json").read_bytes())
     slowed, served = (result["attacks"][name]["/healthz"] for name in ("slow", "none"))
     assert len(slowed["growths"]) == 3 and min(slowed["growths"]) > neighbours.ALLOWED_GROWTH
@@ -70,5 +70,5 @@ def test_a_quiet_client_that_is_rejected_ends_the_run_and_what_was_measured_is_k
     monkeypatch.setattr(neighbours, "NEIGHBOUR_ATTACKS", attacks)
     monkeypatch.setattr(neighbours, "serving", lambda: contextlib.nullcontext((port, 0)))
     with pytest.raises(RuntimeError, match="during the attack 'reject', the quiet client's GET /healthz got 429"):
-        neighbours.main(tmp_path)
+        neighbours.measure_attacks(tmp_path)
     assert json.loads((tmp_path / "neighbours.json").read_bytes())["attacks"].keys() == {"none"}

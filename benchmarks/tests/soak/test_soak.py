@@ -5,12 +5,15 @@ import json
 import pytest
 
 from noria_bench.soak import bench
+from noria_bench.soak.options import SoakOptions
 
 
 @pytest.mark.slow  # starts a server, kills one of its processes, and waits for the last clients
 @pytest.mark.timeout(600)
 def test_a_short_soak_samples_everything_and_finds_no_fault(tmp_path, capsys):
-    assert bench.main(20.0, tmp_path) == 0, capsys.readouterr().out + (tmp_path / "server.log").read_text()[-5000:]
+    assert bench.main(SoakOptions(20 / 60), tmp_path) == 0, (
+        capsys.readouterr().out + (tmp_path / "server.log").read_text()[-5000:]
+    )
     result = json.loads((tmp_path / "soak.json").read_text())
     assert result["complete"] and result["faults"] == []
     assert sum(result["kills"].values()) == len(result["killed_at_s"]) == 1
