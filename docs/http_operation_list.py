@@ -1,4 +1,4 @@
-"""Writes http-operations.md: each operation of the HTTP API with its description, parameters and scope.
+"""Writes http-operations.md: each operation of the HTTP API with its meaning, parameters and scope.
 
 python docs/http_operation_list.py > docs/http-operations.md
 """
@@ -7,7 +7,6 @@ import collections
 import itertools
 import pathlib
 import sys
-from collections.abc import Mapping
 from typing import Any, get_args
 
 from noria.config import Config, FrontendConfig
@@ -18,9 +17,20 @@ from noria.frontend.http.operations import Group, Operation, Served
 _HEAD = """# Operations of the HTTP API
 
 If the server has API keys, an operation needs one of the [scopes](http-api.md#scopes) named here
-(`make docs` writes this page). [http-api.md](http-api.md) explains the bodies; `GET /docs` on a
-running server has their fields, with the bounds and defaults of its models.
+(`make docs` writes this page). `GET /docs` on a running server describes each, with its fields and
+the bounds and defaults of its models.
 """
+_EXPLAINED = {
+    "Generate": "http-api.md",
+    "Encode texts": "encoders.md#routes-of-text-embeddings-inference",
+    "Jobs": "http-api.md#jobs",
+    "Deployments": "registry.md#deploy",
+    "Statistics": "statistics.md",
+    "Lineage": "registry.md#lineage-in",
+    "A1111's API": "http-api.md#a1111s-api",
+    "The Open Inference Protocol": "encoders.md#open-inference-protocol",
+}
+"""The groups whose operations a page explains: they are listed without their descriptions."""
 _MANY = 5  # operations with one summary, such as A1111's lists, whose descriptions say enough
 _DOCS = pathlib.Path(__file__).parent
 
@@ -43,9 +53,12 @@ def page() -> str:
         summaries = collections.Counter(each.summary for each in members)
         usual_scopes = collections.Counter(map(_scopes, members)).most_common(1)[0][0]
         for each in members:
-            rows.setdefault((_meaning(each, summaries), _scopes(each)), []).append(_name(each, headings))
+            is_a_list = summaries[each.summary] >= _MANY
+            described = is_a_list or group not in _EXPLAINED
+            rows.setdefault((_meaning(each, described, is_a_list), _scopes(each)), []).append(_name(each, headings))
         needed = usual_scopes if usual_scopes.endswith("key") else f"the scope {usual_scopes}"
-        parts.append(f"\n## {group}\n\nNeeds {needed}.\n\n| Operation | Meaning |\n|---|---|\n")
+        explained = f" [Explained here]({_EXPLAINED[group]})." if group in _EXPLAINED else ""
+        parts.append(f"\n## {group}\n\nNeeds {needed}.{explained}\n\n| Operation | Meaning |\n|---|---|\n")
         for (meaning, scopes), names in rows.items():
             exception = f" ({scopes})" if scopes != usual_scopes else ""
             parts.append(f"| {', '.join(names)} | {meaning}{exception} |\n")
@@ -66,9 +79,9 @@ def _scopes(operation: Operation) -> str:
     return " or ".join(f"`{scope}`" for scope in operation.scopes) or "any key"
 
 
-def _meaning(operation: Operation, summaries: Mapping[str, int]) -> str:
-    is_a_list = summaries[operation.summary] >= _MANY
-    return f"{'' if is_a_list else f'{operation.summary}. '}{operation.description}{_parameters(operation)}"
+def _meaning(operation: Operation, described: bool, is_a_list: bool) -> str:
+    sentences = ("" if is_a_list else f"{operation.summary}. ") + (operation.description if described else "")
+    return sentences.rstrip() + _parameters(operation)
 
 
 def _parameters(operation: Operation) -> str:

@@ -296,12 +296,12 @@ def settings_docs() -> str:
         "",
         "Settings are read once, at start-up, from a TOML file (`noria serve --config FILE`), environment",
         "variables and flags; later sources win. A variable is `NORIA_`, the section, if any, and the key, in",
-        "capitals: `NORIA_MODEL`, `NORIA_ENGINE_SLOTS`; an empty one counts as not set. Unknown keys are",
-        "errors, and so are unknown variables that begin with `NORIA_`, but for those that Kubernetes sets",
-        "for Services. Lists are comma-separated in variables and flags, and `[]` is an empty one; boolean",
-        "flags are `--flag` and `--no-flag`, and `--auto-flag` of those that can be `auto`. Relative paths,",
-        "in a file too, are below the folder where `noria` is started. `noria config example` prints a file",
-        "with all settings. `make docs` writes this page from `src/noria/config/`.",
+        "capitals: `NORIA_ENGINE_SLOTS`; an empty one counts as not set. Unknown keys are errors, and so are",
+        "unknown variables `NORIA_…`, but for those that Kubernetes sets for Services. Lists are",
+        "comma-separated in variables and flags, `[]` is an empty one; boolean flags are `--flag`,",
+        "`--no-flag`, and `--auto-flag` of those that can be `auto`. Relative paths are below the folder",
+        "where `noria` is started. `noria config example` prints a file with all settings. `make docs` writes",
+        "this page from `src/noria/config/`.",
     ]
     section: tuple[str, ...] | None = None
     for setting in list_settings():

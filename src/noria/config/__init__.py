@@ -37,14 +37,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: Annotated[
         str,
-        Meta(
-            description="a folder in diffusers or transformers format, a file `.safetensors` or `.gguf`, a hub id, "
-            "`bundled` or `minilm`"
-        ),
+        Meta(description="a folder, a file `.safetensors` or `.gguf`, a hub id, `bundled` or `minilm`"),
     ] = "bundled"
     additional_models: Annotated[
         tuple[str, ...],
-        Meta(description="further models, of either kind, on the same devices; a request selects one with `model`"),
+        Meta(description="further models on the same devices; a request selects one with `model`"),
     ] = ()
     endpoints: Annotated[
         tuple[EndpointConfig, ...],
@@ -73,12 +70,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     traces_ratio: Annotated[
         float,
-        Meta(ge=0, le=1, description="share of requests that are traced when the caller sent no sampling decision"),
+        Meta(ge=0, le=1, description="share of requests that are traced without a caller's decision"),
     ] = 1.0
     data_dir: Annotated[
         str,
         Meta(
-            description="folder for data that outlives the server, such as jobs and the registry; `auto` is `noria` in "
+            description="folder for jobs, the registry and other data; `auto` is `noria` in "
             "$XDG_DATA_HOME, else in ~/.local/share"
         ),
     ] = "auto"

@@ -25,8 +25,8 @@ class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     engine_gpus: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | Auto,
         Meta(
-            description="GPUs that Ray reserves for an engine, or the share of one; `auto` is 1 if Ray has GPUs "
-            "and `engine.devices` asks for no CPU"
+            description="GPUs, or the share of one, that Ray reserves for an engine; `auto` is 1 if Ray has GPUs and "
+            "`engine.devices` asks for no CPU"
         ),
     ] = "auto"
     engine_cpus: Annotated[

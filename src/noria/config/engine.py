@@ -41,8 +41,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     buckets: Annotated[
         tuple[Count, ...],
         Meta(
-            description="batch sizes, in UNet rows (a guided image has two), that a step is padded to; empty: no "
-            "padding; one number makes images bitwise independent of the load"
+            description="rows (a guided image has two) that a step is padded to; empty: no padding; one number makes "
+            "images bitwise independent of the load"
         ),
     ] = ()
     decode_batch: Annotated[
@@ -64,8 +64,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(
             ge=0,
-            description="with `fair`, the part by which images beyond their client's share may lengthen a step; "
-            "`inf` is no limit",
+            description="with `fair`, by how much images beyond their client's share may lengthen a step; `inf`: no "
+            "limit",
         ),
     ] = 0.2
     queue_limit_s: Annotated[
@@ -73,15 +73,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=86400,
-            description="maximum seconds of work queued ahead of a new image; more is 429. With `fair`, clients "
-            "share it",
+            description="maximum seconds of work ahead of a new image; more is 429. With `fair`, clients share it",
         ),
     ] = 120.0
     cache_dir: Annotated[
         str,
         Meta(
-            description="folder of measured costs, compiled code, exported encoders and converted checkpoints; empty "
-            "is `noria` in $XDG_CACHE_HOME or ~/.cache"
+            description="folder of costs, compiled code, exports and converted checkpoints; empty is `noria` in "
+            "$XDG_CACHE_HOME or ~/.cache"
         ),
     ] = ""
     queue_limit: Annotated[
@@ -117,28 +116,25 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     offload: Annotated[
         Literal["none", "encoders", "blocks"],
         Meta(
-            description="what of an image model is copied from the host's memory whenever it is called: "
-            "`encoders` are the text encoders and the VAE, `blocks` also the denoiser's blocks beyond "
-            "`offload_resident_bytes`; slower: docs/speed-and-memory.md"
+            description="what is copied from the host's memory when it is called: `encoders`: text encoders and VAE, "
+            "`blocks`: also the denoiser's beyond `offload_resident_bytes`; slower: docs/speed-and-memory.md"
         ),
     ] = "none"
     offload_resident_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | Auto,
         Meta(
-            description="with `offload` `blocks`, bytes of the denoiser's blocks that stay on the device; `auto` "
-            "is what is free beside all else that four images at once need"
+            description="with `offload` `blocks`, bytes that stay on the device; `auto` is what four images at once "
+            "leave free"
         ),
     ] = "auto"
     vae_tiling: Annotated[
         bool | Auto,
         Meta(
-            description="decode and encode images in overlapping tiles: less memory, slower, slightly other "
-            "pixels near the seams; `auto` only those of more than 2048 × 2048 pixels"
+            description="decode and encode images in tiles: less memory, slower, slightly other pixels near the seams; "
+            "`auto`: beyond 2048 × 2048 pixels"
         ),
     ] = "auto"
-    cudnn_benchmark: Annotated[
-        bool, Meta(description="let cuDNN benchmark its algorithms for each bucket, on a GPU")
-    ] = True
+    cudnn_benchmark: Annotated[bool, Meta(description="let cuDNN benchmark its algorithms, on a GPU")] = True
     cuda_graphs: Annotated[
         bool,
         Meta(
@@ -157,15 +153,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     compile_blocks: Annotated[
         bool | Auto,
         Meta(
-            description="torch.compile the blocks that the denoiser of any family repeats: minutes at start-up. "
-            "`auto` measures at the first start whether that is faster: docs/speed-and-memory.md"
+            description="torch.compile the repeated blocks of any denoiser: minutes at start-up. `auto` measures at "
+            "the first start whether that is faster: docs/speed-and-memory.md"
         ),
     ] = False
     quantize: Annotated[
         Literal["none", "fp8", "int8", "nf4"],
         Meta(
-            description="quantize an image model's denoiser when it is loaded: `fp8` and `int8` halve its memory and "
-            "are faster with `compile_blocks`, which they need on a GPU; `nf4` takes a quarter and is not faster; "
+            description="quantize the denoiser when it is loaded: `fp8` and `int8` halve its memory and are faster "
+            "with `compile_blocks`, which they need on a GPU; `nf4` takes a quarter, no faster; "
             "needs `noria-serve[quantized]`: docs/speed-and-memory.md"
         ),
     ] = "none"
@@ -174,7 +170,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="a model whose quantized denoiser keeps less of its outputs, as a cosine, is rejected",
+            description="minimum fidelity of a quantized denoiser, as a cosine; else the model is rejected",
         ),
     ] = 0.95
     encoder_precision: Annotated[
@@ -194,8 +190,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     encoder_packing: Annotated[
         Literal["auto", "on", "off"],
         Meta(
-            description="batches of texts without padding, where torch computes them: `auto` measures it on a "
-            "GPU, and pads on a CPU; `on` rejects a model that cannot: docs/encoders.md"
+            description="batches of texts without padding, by torch: `auto` measures it on a GPU, and pads on a CPU; "
+            "`on` rejects a model that cannot: docs/encoders.md"
         ),
     ] = "auto"
     encoder_min_fidelity: Annotated[
@@ -203,22 +199,18 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=1,
-            description="an encoder whose precision keeps less of float32's results, as a cosine or 1 less the "
-            "largest difference of a score, is rejected",
+            description="minimum fidelity to float32, as a cosine or 1 less the difference of a score; else rejected",
         ),
     ] = 0.999
     encoder_sessions: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | Auto,
-        Meta(
-            description="batches that a text encoder computes at once on a CPU, each with `threads`; `auto` is one for "
-            "each core, 2 for a large model"
-        ),
+        Meta(description="batches at once on a CPU, each with `threads`; `auto` is one a core, 2 for a large model"),
     ] = "auto"
     encoder_cores: Annotated[
         Count | Literal["auto", "shared"],
         Meta(
-            description="cores of a CPU beside image models: with `auto` both use all, and texts go first; with "
-            "`shared` as equals; a number is the encoders', and images have the rest"
+            description="beside image models on a CPU: `auto`: both use all cores, texts first; `shared`: as equals; a "
+            "number is the encoders'"
         ),
     ] = "auto"
     embedding_cache_bytes: Annotated[
@@ -255,7 +247,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         Meta(
             description="folders of image encoders (CLIPVisionModelWithProjection or CLIPModel) for IP-Adapters "
-            "that have none beside them, or one of another width; `hf://ORG/NAME[/FOLDER]` is downloaded"
+            "without a fitting one beside them; `hf://ORG/NAME[/FOLDER]` is downloaded"
         ),
     ] = ()
     refiners: Annotated[
@@ -288,8 +280,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=1024,
-            description="models of `checkpoints` on a device at most; for a further one, the least recently used is "
-            "unloaded",
+            description="maximum models of `checkpoints` on a device; the least recently used is unloaded",
         ),
     ] = 1
     safety_classifiers: Annotated[
@@ -336,8 +327,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     encoder_batch_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=1_048_576)] | Auto,
         Meta(
-            description="maximum tokens of one batch of texts, padding included; a longer text is a batch of its "
-            "own; `auto` is 512 on a CPU, 16384 on a GPU"
+            description="maximum tokens of a batch, padding included; a longer text goes alone; `auto` is 512 on a "
+            "CPU, 16384 on a GPU"
         ),
     ] = "auto"
     encoder_max_wait_ms: Annotated[
@@ -353,8 +344,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=19,
-            description="CPU niceness of the threads that load a version beside those that serve: with 19 "
-            "requests are delayed least",
+            description="CPU niceness of loading a version beside others: 19 delays requests least",
         ),
     ] = 19
     hang_timeout_s: Annotated[
@@ -362,8 +352,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="an engine is restarted when one iteration takes longer than this and than ten times its "
-            "longest so far, or when it answers no pings for this long",
+            description="an engine is restarted when an iteration takes longer than this and ten times its longest, or "
+            "it answers no pings for this long",
         ),
     ] = 60.0
     start_timeout_s: Annotated[
@@ -371,6 +361,6 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="an engine that has not loaded and warmed up after this many seconds is restarted",
+            description="an engine that is not ready after this is restarted",
         ),
     ] = 900.0

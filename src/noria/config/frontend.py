@@ -21,8 +21,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ssl_certfile: Annotated[
         str,
         Meta(
-            description="PEM file with the server's certificate and the chain to its authority: the ports speak "
-            "HTTPS only, TLS 1.2 or later. Read again when it or `ssl_keyfile` has changed"
+            description="PEM file with the certificate and its chain: ports speak HTTPS only. Read again when it or "
+            "`ssl_keyfile` has changed"
         ),
     ] = ""
     ssl_keyfile: Annotated[
@@ -32,8 +32,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(
-            description="addresses and networks (`10.0.0.0/8`) of proxies whose X-Forwarded-For and "
-            "X-Forwarded-Proto are trusted, and `unix` for those that connect to `uds`"
+            description="addresses and networks (`10.0.0.0/8`) whose X-Forwarded-For and X-Forwarded-Proto are "
+            "trusted, and `unix` for `uds`"
         ),
     ] = ("127.0.0.1", "::1", "unix")
     allowed_hosts: Annotated[
@@ -68,24 +68,22 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             pattern=r"^[A-Za-z0-9-]{0,64}\Z",
-            description="header, such as `X-User`, whose value decides which version answers while an endpoint "
-            "has a canary; else each request is chosen by itself",
+            description="header, such as `X-User`, whose value decides between canary and control; else chance",
         ),
     ] = ""
     client_header: Annotated[
         str,
         Meta(
             pattern=r"^[A-Za-z0-9-]{0,64}\Z",
-            description="header, such as `X-User`, whose value says whose share of an engine a request without "
-            "an API key takes: docs/scheduling.md. Only behind a proxy that sets it",
+            description="header, such as `X-User`, by whose value requests without an API key share an engine: "
+            "docs/scheduling.md. Only behind a proxy that sets it",
         ),
     ] = ""
     max_connections: Annotated[
         int,
         Meta(
             ge=16,
-            description="connections of a front end over HTTP, at most the files that the process may open; more "
-            "are closed at once",
+            description="HTTP connections of a front end, at most the files that it may open; more are closed",
         ),
     ] = 8192
     max_connections_per_client: Annotated[
@@ -102,8 +100,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of all images of a request together, as files; its body may be longer by "
-            "that, in base64",
+            description="maximum size of all images of a request, as files; its body may be longer by that",
         ),
     ] = 16_777_216
     max_images: Annotated[int, Meta(ge=1, le=1024, description="maximum images of one request")] = 16
@@ -114,8 +111,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     truncate_texts: Annotated[
         bool,
         Meta(
-            description="cut texts that are longer than a text encoder takes, and say so in X-Noria-Truncated; false "
-            "rejects them. A request can decide otherwise"
+            description="cut too long texts, and say so in X-Noria-Truncated; false rejects them. A request can decide "
+            "otherwise"
         ),
     ] = True
     max_text_chars: Annotated[
@@ -131,7 +128,7 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0.001,
             le=86400,
-            description="a request not finished after this many seconds is removed from the batch and answered 504",
+            description="a request not finished after this is removed from the batch with 504",
         ),
     ] = 600.0
     user_code_threads: Annotated[
@@ -148,9 +145,9 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
     rebalance: Annotated[
         bool,
         Meta(
-            description="requests move from an engine to one of the same model that has less than half of its "
-            "work, also while their images run. Engines that differ in hardware or PyTorch make slightly other "
-            "images: there set false"
+            description="requests move to an engine of the same model that has less than half of the work, also while "
+            "images run. Set false where engines differ in hardware or PyTorch, which changes images "
+            "slightly"
         ),
     ] = True
     drain_s: Annotated[
@@ -158,8 +155,8 @@ class FrontendConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=86400,
-            description="after SIGTERM, how long requests in flight may still take; the rest are answered 503 with "
-            "Retry-After. All processes exit at most 10 s later",
+            description="after SIGTERM, how long requests in flight may take; the rest are 503 with Retry-After. All "
+            "processes exit at most 10 s later",
         ),
     ] = 20.0
     api_keys_file: Annotated[

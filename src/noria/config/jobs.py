@@ -22,8 +22,7 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=600,
-            description="a statement that PostgreSQL does not answer within this time, or a request that waits "
-            "as long for a free thread, is answered 503",
+            description="how long PostgreSQL may take for a statement, or a request wait for a thread; then 503",
         ),
     ] = 10.0
     results: Annotated[
@@ -38,15 +37,14 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=60,
             le=31_536_000,
-            description="finished jobs and their results are deleted after this many seconds; jobs not started within "
-            "this time fail",
+            description="finished jobs and results are deleted after this; jobs not started within this fail",
         ),
     ] = 86_400.0
     concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
         Meta(
-            description="maximum jobs that one front end runs at once, of images and of texts; `auto` fills the "
-            "engines twice with images, and is 4 of texts"
+            description="maximum jobs of a front end at once, of images and of texts; `auto` fills the engines twice "
+            "with images, and is 4 of texts"
         ),
     ] = "auto"
     weight: Annotated[
@@ -54,7 +52,7 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0.01,
             le=100,
-            description="weight of the jobs of an API key in the shares of an engine, beside 1 of a client that waits",
+            description="weight of a key's jobs in the shares of an engine, beside 1 of a client",
         ),
     ] = 0.25
     max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are 429")] = 10_000
@@ -68,8 +66,8 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1024,
-            description="maximum size of the stored texts and start images of all jobs that have not ended, of "
-            "one API key a quarter; more are 429",
+            description="maximum size of texts and start images of all jobs that have not ended, of one API key a "
+            "quarter; more are 429",
         ),
     ] = 1_073_741_824
     max_pending_webhooks: Annotated[

@@ -33,9 +33,8 @@ class RegistryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     source_roots: Annotated[
         tuple[str, ...],
         Meta(
-            description="folders, and URLs of folders in stores (`s3://BUCKET/FOLDER`), below which `POST "
-            "/v1/registry/versions` may read models; besides them the hub, the MLflow server of the environment, "
-            "and models in packages"
+            description="folders and URLs (`s3://BUCKET/FOLDER`) below which `POST /v1/registry/versions` may read "
+            "models, besides the hub, the environment's MLflow server, and models in packages"
         ),
     ] = ()
     max_source_gib: Annotated[

@@ -38,7 +38,7 @@ class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     variables: Annotated[
         tuple[VariableConfig, ...],
         Meta(
-            description="variables that code of your own records, and other edges or endpoints of built-in ones, "
+            description="variables of your own code, and other edges or endpoints of built-in ones, "
             "[[statistics.variables]] tables in the file: docs/statistics.md"
         ),
     ] = ()

@@ -32,7 +32,7 @@ _section = Section("Requests, counted by the front ends")
 # A request here is an image request by any route, or a job.
 REQUESTS = _section.counter(
     "noria_requests",
-    "Image requests answered, including rejected ones; a job counts once, when it has ended.",
+    "Image requests answered, rejected ones too; a job counts once, at its end.",
     "model",
     "outcome",
 )
@@ -45,9 +45,9 @@ IMAGES_REFUSED = _section.counter(
 )
 IMAGES_MOVED = _section.counter(
     "noria_images_moved",
-    "Images that an engine has handed over: `moved`, with their state; `waiting`, which had not begun; `refused` by "
-    "the other engine or `dropped`, without room for their states: both begin anew. `reason` is `leave` if the engine "
-    "ends or releases the model, `backlog` if another one had less to do.",
+    "Images that an engine handed over: `moved`, with their state; `waiting`, not begun; `refused` by the other "
+    "engine or `dropped` for lack of room: both begin anew. `reason`: `leave`, it ends or releases the model, or "
+    "`backlog`, another one had less to do.",
     "model",
     "outcome",
     "reason",
@@ -55,7 +55,7 @@ IMAGES_MOVED = _section.counter(
 TEXTS = _section.counter("noria_texts", "Texts whose results were sent to clients.", "model")
 REQUEST_SECONDS = _section.histogram(
     "noria_request_seconds",
-    "Time of successful requests from admission to image files, or to the numbers of texts.",
+    "Time of successful requests from admission to image files, or numbers of texts.",
     "model",
 )
 QUEUE_SECONDS = _section.histogram(
@@ -86,14 +86,14 @@ HTTP_REQUESTS = _section.counter(
 )
 HTTP_REQUEST_SECONDS = _section.histogram(
     "noria_http_request_seconds",
-    "From an HTTP request's head to the end of its response.",
+    "From an HTTP request's head to its response's end.",
     "method",
     "path",
     buckets=(0.001, *DURATION_BUCKETS_S),
 )
 EVENT_LOOP_LAG_SECONDS = _section.histogram(
     "noria_event_loop_lag_seconds",
-    "How late a front end's event loop wakes up; measured twice a second.",
+    "How late a front end's event loop wakes up, twice a second.",
     buckets=_LAG_BUCKETS_S,
 )
 
@@ -107,7 +107,7 @@ FRONTEND_STARTS = _section.counter(
 )
 FRONTEND_STOPS = _section.counter(
     "noria_frontend_stops",
-    "Front-end processes that stopped because the others suffice for the load.",
+    "Front-end processes that stopped because the others suffice.",
     "process",
 )
 
@@ -127,7 +127,7 @@ DEPLOYMENT_REQUEST_SECONDS = _section.histogram(
 )
 CANARY_SHARE = _section.gauge(
     "noria_canary_share_ratio",
-    "Share of the requests to a model that its canary gets; 0 when it is promoted or rolled back.",
+    "Share of a model's requests that its canary gets; 0 when it is promoted or rolled back.",
     *_VERSION_LABELS,
 )
 CANARY_EVIDENCE = _section.gauge(
@@ -143,7 +143,7 @@ SHADOW_REQUESTS = _section.counter(
 )
 SHADOW_SECONDS = _section.histogram(
     "noria_shadow_seconds",
-    "Computing time of copied requests that both have answered, by the shadow and by the `control`.",
+    "Computing time of copied requests that both answered, by shadow and `control`.",
     *_VERSION_LABELS,
     "arm",
 )
@@ -248,7 +248,7 @@ ENGINE_STARTS = _section.counter(
 )
 ENGINE_BUSY_SECONDS = _section.counter(
     "noria_engine_busy_seconds",
-    "Time that an engine spent in iterations: steps, prompt encoding and decoding.",
+    "Time of an engine's iterations: steps, prompt encoding and decoding.",
     "engine",
 )
 KEY_BUSY_SECONDS = _section.counter(
@@ -336,7 +336,7 @@ DEPARTURES = _section.counter(
 )
 OUT_OF_MEMORY = _section.counter(
     "noria_out_of_memory",
-    "Iterations that did not fit into device memory, and are repeated with a smaller batch; `phase` is `encodes`, "
+    "Iterations that did not fit into device memory, repeated with a smaller batch; `phase` is `encodes`, "
     "`joins`, `steps` (also of texts) or `decodes`.",
     "engine",
     "phase",
