@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from noria.frontend.user_code.values import EncodeBody, body_as, to_json
+from noria.frontend.user_code.values import EncodeBody, RecordedValues, body_as, to_json
+from noria.statistics.variables import Variable
 
 NAN, INF = math.nan, math.inf
 
@@ -37,3 +38,25 @@ def test_a_body_for_another_model_cannot_have_them_either() -> None:
     """Null in their place would be the field's default."""
     with pytest.raises(ValueError, match="dimensions is nan"):
         body_as(EncodeBody, {"inputs": "a", "dimensions": NAN})
+
+
+def test_values_are_recorded_that_their_variables_allow_and_that_are_wanted() -> None:
+    scores, hits, tags = (
+        Variable("score", "scalar", (0.0, 1.0)),
+        Variable("hits", "counter"),
+        Variable("tag", "category"),
+    )
+    recorded = RecordedValues({"score": scores, "hits": hits, "tag": tags}, {"score": scores, "hits": hits})
+    recorded.add("score", -1)
+    recorded.add("hits", 0)
+    recorded.add("tag", "unwanted")
+    assert recorded.values == [("score", -1.0), ("hits", 0.0)]
+    with pytest.raises(ValueError, match="no statistic 'x' here; there are score, hits, tag"):
+        recorded.add("x", 1)
+    with pytest.raises(ValueError, match="is a counter and got -1"):
+        recorded.add("hits", -1)
+    for _ in range(254):
+        recorded.add("hits", 1)
+    with pytest.raises(ValueError, match="at most 256 values"):
+        recorded.add("hits", 1)
+    assert len(recorded.values) == 256
