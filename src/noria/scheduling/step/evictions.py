@@ -45,8 +45,8 @@ class EvictionSelector:
         Only those that would step after the first waiting one, of a queue that is not empty.
         """
         predictor, table = self.predictor, self.predictor.table
-        num, first_key = min(MAX_EVICTIONS, predictor.num_evictable), next(iter(table.queue)).rank[:2]
-        if num == 0 or not table.running:
+        num, first_key = min(MAX_EVICTIONS, table.num_evictable), next(iter(table.queue)).rank[:2]
+        if num == 0 or predictor.max_running < table.num_slots or not table.running:
             return []
         keys = predictor.policy_keys(table.running.values(), now)
         self._max_key = max(keys.values())
@@ -78,4 +78,4 @@ class EvictionSelector:
 
     def on_out_of_memory(self, max_evicted: int) -> None:
         """Record that the host's memory does not fit more; all images that had to be evicted have slots again."""
-        self.predictor.max_evicted, self._max_key = max_evicted, (math.inf, 0.0)
+        self.predictor.table.max_evicted, self._max_key = max_evicted, (math.inf, 0.0)

@@ -58,7 +58,6 @@ class CompletionPredictor:
     decode_batch: int
     head_images: int = HEAD_IMAGES  # waiting images that are simulated
     width_slack: float = math.inf  # as `BatchLimits` has it
-    max_evicted: int = field(init=False)  # images that are evicted at once
     _expected_batch_size: dict[BatchKey, float] = field(init=False, default_factory=dict)
     # The largest size in the last call of each key, to which its rows were padded.
     _call_keys: dict[BatchKey, BatchKey] = field(init=False, default_factory=dict)
@@ -66,14 +65,6 @@ class CompletionPredictor:
     _corrections: Corrections = field(init=False, default_factory=Corrections)
     _costs_cache: CostsCache = field(init=False, default_factory=dict)
     _cached: Prediction = field(init=False, default=Prediction(-1, {}, {}, NOTHING_BEHIND, 0.0, 0.0, 0.0, 1))
-
-    def __post_init__(self) -> None:
-        self.max_evicted = self.table.num_slots
-
-    @property
-    def num_evictable(self) -> int:
-        """How many running images can be evicted now, as far as the host's memory and the slots are concerned."""
-        return max(self.max_evicted - len(self.table.evicted), 0) if self.max_running == self.table.num_slots else 0
 
     # Order.
 
@@ -299,7 +290,8 @@ class CompletionPredictor:
             each.running = each.running and each.calls_left <= 0
         requests = {each.batch_key: self.table.request_of(each.image) for each in simulated}
         mix_sizes(simulated, requests, max_running, self.costs)
-        limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack, self.num_evictable
+        num_evictable = self.table.num_evictable if self.max_running == self.table.num_slots else 0
+        limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack, num_evictable
         if head.behind or end != NOTHING_BEHIND:
             forecasts = head.extrapolate(forecast_head(simulated, max_running, *limits))
         else:

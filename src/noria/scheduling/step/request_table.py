@@ -95,6 +95,7 @@ class RequestTable:
     requests: dict[str, ActiveRequest] = field(init=False, default_factory=dict)
     running: dict[ItemId, RunningImage] = field(init=False, default_factory=dict)
     evicted: dict[ItemId, RunningImage] = field(init=False, default_factory=dict)  # these wait
+    max_evicted: int = field(init=False)  # fewer than the slots while the host's memory fits no more
     queue: WaitingQueue = field(init=False, default_factory=WaitingQueue)
     waiting_work: WorkByCost = field(init=False, default_factory=dict)
     work_by_client: dict[str, WorkByCost] = field(init=False, default_factory=dict)  # the parts of `waiting_work`
@@ -108,12 +109,18 @@ class RequestTable:
     _arrivals: list[tuple[float, str]] = field(init=False, default_factory=list)  # arrivals of waiting requests; sorted
 
     def __post_init__(self) -> None:
+        self.max_evicted = self.num_slots
         self._free_slots = list(range(self.num_slots))
 
     @property
     def num_waiting(self) -> int:
         """Number of images without a slot."""
         return sum(work.num_images for work in self.waiting_work.values())
+
+    @property
+    def num_evictable(self) -> int:
+        """How many images more can be evicted now."""
+        return max(self.max_evicted - len(self.evicted), 0)
 
     @property
     def oldest_arrival(self) -> float | None:

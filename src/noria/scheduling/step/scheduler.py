@@ -376,7 +376,7 @@ class StepScheduler:
         # A departure frees memory: try one more image, or all slots once the batch is empty.
         max_running = self._predictor.max_running + 1 if self._table.running else self.num_slots
         self._predictor.max_running = min(max_running, self.num_slots)
-        self._predictor.max_evicted = self.num_slots
+        self._table.max_evicted = self.num_slots
         active.timings = RequestTimings(
             queue_s=running.joined_at - active.arrived_at,
             slot_s=now - running.joined_at,
