@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from noria.errors import ConfigError
-from noria.frontend.access.api_keys import ApiKey, generate_key, read_keys
+from noria.frontend.access.api_keys import ApiKey, check_is_new, generate_key, read_keys
 
 DIGEST = "0" * 64
 OTHER_DIGEST = "1" * 64
@@ -94,3 +94,14 @@ def test_a_missing_file_is_rejected(file):
 def test_no_key_is_generated_for_an_invalid_name(name):
     with pytest.raises(ConfigError, match="allowed is 1 to 64"):
         generate_key(name)
+
+
+def test_a_new_key_has_a_name_that_the_file_does_not_have():
+    tables = "".join(f'[[key]]\nname = "{name}"\n' for name in "ab")
+    for text in (tables, "", "no TOML", "key = 3", "key = [3]", 'other = "c"'):
+        check_is_new("c", text)
+    for name, line in (("a", 1), ("b", 3)):
+        place = f"[[key]] {1 + (name == 'b')} in line {line}"
+        with pytest.raises(ConfigError) as caught:
+            check_is_new(name, tables)
+        assert str(caught.value).startswith(f"the file has a key '{name}' already, {place}. Take another name")

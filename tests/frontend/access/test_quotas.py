@@ -14,7 +14,7 @@ from PIL import Image
 
 from noria.errors import InvalidField, RateLimited
 from noria.frontend.access.api_keys import ApiKey
-from noria.frontend.access.quotas import ApiClient, Quota, TokenBucket
+from noria.frontend.access.quotas import ApiClient, InFlight, Quota, TokenBucket
 from waiting import wait_until
 
 rates = st.integers(1, 600)
@@ -102,6 +102,56 @@ def test_front_ends_share_a_keys_limits_and_each_allows_at_least_one():
 )  # fmt: skip
 def test_a_key_may_use_priorities_up_to_its_own(highest, asked, given):
     assert ApiClient(ApiKey("a", "0" * 64, priority=highest), 1).allowed_priority(asked) == given
+
+
+@pytest.mark.parametrize(
+    ("highest", "asked", "allowed"),
+    [("normal", "high", "low, normal"), ("low", "normal", "low"), ("low", "high", "low")],
+)
+def test_a_priority_above_the_keys_is_rejected_with_the_allowed_ones(highest, asked, allowed):
+    with pytest.raises(InvalidField) as raised:
+        ApiClient(ApiKey("a", "0" * 64, priority=highest), 1).allowed_priority(asked)
+    message = f"priority is '{asked}'; allowed for the key 'a' are {allowed}."
+    assert (raised.value.message, raised.value.field) == (message, "priority")
+
+
+@pytest.mark.parametrize(
+    ("unit", "field", "got"), [("images", "n", "n is 3"), ("texts", "input", "the request has 3 texts")]
+)
+def test_a_request_may_use_all_of_a_limit_and_no_more(unit, field, got):
+    quota = Quota("a", unit, 2, 2)
+    for limit_name, call in (
+        ("a minute", quota.check_rate),
+        ("in flight", lambda count: quota.acquire(count, 1000.0, lambda: 7.0)),
+    ):
+        with pytest.raises(InvalidField) as raised:
+            call(3)
+        message = f"{got}; the key 'a' has 2 {unit} {limit_name}: allowed are 1 to 2."
+        assert (raised.value.message, raised.value.field) == (message, field)
+        call(2)
+    with pytest.raises(RateLimited) as rejected:
+        quota.acquire(1, 1000.0, lambda: 7.0)
+    assert (rejected.value.retry_after_s, quota.num_in_flight) == (7.0, 2)
+    quota.release(2)
+    with pytest.raises(RateLimited) as rejected:
+        quota.acquire(1, 1000.0, lambda: 7.0)
+    assert (rejected.value.retry_after_s, quota.num_in_flight) == (pytest.approx(30.0), 0)
+
+
+def test_limits_that_change_keep_what_is_in_flight_and_charged():
+    quota = Quota("a", "images", None, None)
+    assert not quota.has_limits
+    for now, limits in ((0.0, (None, None)), (0.0, (4, None)), (1000.0, (None, 4)), (1000.0, (None, 2))):
+        quota.update("a", *limits)
+        assert quota.has_limits is (limits != (None, None))
+        with InFlight(quota, 1, now, lambda: 0.0):
+            assert quota.num_in_flight == 1
+        assert quota.num_in_flight == 0
+    with pytest.raises(RateLimited), InFlight(quota, 2, 1000.0, lambda: 0.0):
+        pass
+    with pytest.raises(InvalidField), InFlight(quota, 3, 5000.0, lambda: 0.0):
+        pass
+    assert quota.num_in_flight == 0
 
 
 def test_the_rate_counts_images_and_is_per_key(serve_keys, client_with_key):

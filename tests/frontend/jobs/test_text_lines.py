@@ -85,6 +85,19 @@ def test_a_bad_line_is_named(body, line_format, words):
     assert words in caught.value.message
 
 
+def test_a_body_may_be_as_large_as_its_limits():
+    assert texts(b"a" * 20 + b"\n" + b"b" * 20, max_texts=2) == ["a" * 20, "b" * 20]
+    assert texts(b'["a", "' + b"b" * 20 + b'"]', "jsonl") == [("a", "b" * 20)]
+    with pytest.raises(InvalidField, match="line 1 has a text of 21 characters"):
+        read(b'["a", "' + b"b" * 21 + b'"]', "jsonl")
+    longest = b'{"text": "a", "x": "'.ljust(6 * 20 + 65_536 - 2, b"x") + b'"}'
+    assert texts(longest, "jsonl") == texts(longest, "jsonl", cuts=(len(longest) - 1,)) == ["a"]
+    for too_long in (longest + b" ", longest + b" \n"):
+        with pytest.raises(InvalidField, match="line 1 is longer than 65656 bytes"):
+            read(too_long, "jsonl")
+    assert texts("\ufeffa\n\ufeffb".encode()) == ["a", "\ufeffb"]  # the mark is before the first line only
+
+
 def test_an_embedding_is_of_one_text():
     with pytest.raises(InvalidField, match="line 1 is a pair"):
         read(b'["a", "b"]', "jsonl", allows_pairs=False)

@@ -14,7 +14,8 @@ from huggingface_hub import InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
 
 from frontends import served_models
-from noria.config import Config, FrontendConfig
+from noria import __version__
+from noria.config import Config, EngineConfig, FrontendConfig
 from noria.models.encoder.tokenizers.tokens import TokenizedText
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer, fake_vector, word_id
 
@@ -35,7 +36,8 @@ MODELS = (
 
 @pytest.fixture(scope="module")
 def shared(folder):
-    config = Config(frontend=FrontendConfig(max_texts=8, max_text_chars=500))
+    engine = EngineConfig(encoder_batch_tokens=4096)
+    config = Config(frontend=FrontendConfig(max_texts=8, max_text_chars=500), engine=engine)
     with served_models(folder, *MODELS, config=config) as client:
         yield client
 
@@ -183,11 +185,57 @@ def test_a_text_that_is_too_long_is_cut_where_the_client_says(texts):
     assert [each["word"] for each in post(texts, "/", **body, parameters=options)] == words[-62:]
 
 
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [({}, "texts is missing."), ({"documents": ["a"]}, None), ({"documents": ["a"], "texts": ["b"]}, None)],
+)
+def test_a_body_with_a_query_has_texts_or_documents(texts, fields, missing):
+    answer = texts.post("/rerank", json={"model": "ranker", "query": "q"} | fields)
+    if missing is None:
+        assert isinstance(answer.json(), dict) is ("texts" not in fields)
+    else:
+        assert answer.status_code == 422 and missing in answer.text
+
+
+def test_the_documented_inputs_are_those_of_each_route(texts):
+    schemas = texts.get("/openapi.json").json()["components"]["schemas"]
+    text = {"type": "string", "minLength": 1, "maxLength": 500}
+    several = {"type": "array", "minItems": 1, "maxItems": 8}
+    ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+    pair = {"type": "array", "minItems": 1, "maxItems": 2, "items": text}
+    with_ids = [text, several | {"items": text}, ids, several | {"items": ids}]
+    for body, forms in (
+        ("EmbedRequestBody", with_ids),
+        ("EncodeRequestBody", with_ids),
+        ("PredictRequestBody", [text, pair, several | {"items": pair}]),
+        ("TokenizeRequestBody", with_ids[:2]),
+        ("TokenClassificationRequestBody", with_ids[:2]),
+    ):
+        assert schemas[body]["properties"]["inputs"]["anyOf"] == forms
+    sentences = schemas["SimilarityInputs"]["properties"]
+    assert (sentences["source_sentence"], sentences["sentences"]) == (text, with_ids[1])
+    ranked = schemas["RerankRequestBody"]["properties"]
+    assert ranked["query"] | text == ranked["query"] and ranked["texts"] | with_ids[1] == ranked["texts"]
+
+
 def test_info_and_health(texts):
-    info = texts.get("/info").json()
-    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
-    assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("fake-encoder", 64, 8)
-    assert info["model_dtype"] == "int8"  # the engine's precision
+    assert texts.get("/info").json() == {
+        "model_id": "fake-encoder",
+        "model_sha": FAKE_ENCODER.fingerprint,
+        "model_dtype": "int8",  # the engine's precision
+        "served_model_name": "fake-encoder",
+        "model_type": {"embedding": {"pooling": "mean"}},
+        "max_concurrent_requests": None,
+        "max_input_length": 64,
+        "max_batch_tokens": 4096,
+        "max_batch_requests": None,
+        "max_client_batch_size": 8,
+        "auto_truncate": True,
+        "tokenization_workers": 1,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
     health = texts.get("/health")
     assert (health.status_code, health.content) == (200, b"")
     assert "text/html" in texts.get("/").headers["content-type"]

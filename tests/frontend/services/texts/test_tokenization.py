@@ -1,12 +1,14 @@
 """The thread that tokenizes for all requests of a front end."""
 
 import asyncio
+import threading
 
 import pytest
 
 from noria.errors import InternalError, InvalidField
 from noria.frontend.services.texts.tokenization import TokenizationThread
 from noria.testing.fake_encoder import FAKE_ENCODER, FakeTokenizer
+from waiting import wait_until
 
 
 class PanicError(BaseException):
@@ -42,7 +44,13 @@ def test_short_texts_are_tokenized_at_once_when_the_tokenizer_is_loaded(tokeniza
         assert tokenization.tokenize_now(FAKE_ENCODER, ["a b"]) is None
         (in_thread,) = await tokenization.tokenize(FAKE_ENCODER, ["a b"])
         assert tokenization.tokenize_now(FAKE_ENCODER, ["a b"]) == [in_thread]
-        assert tokenization.tokenize_now(FAKE_ENCODER, ["a " * 600]) is None
+        longest = "a" * (1024 - 64)
+        assert tokenization.tokenize_now(FAKE_ENCODER, [longest]) is not None
+        assert tokenization.tokenize_now(FAKE_ENCODER, [longest + "a"]) is None
+        assert tokenization.tokenize_now(FAKE_ENCODER, [(longest, "")]) is not None
+        assert tokenization.tokenize_now(FAKE_ENCODER, [(longest, "a")]) is None
+        assert len(tokenization.tokenize_now(FAKE_ENCODER, [""] * 16)) == 16
+        assert tokenization.tokenize_now(FAKE_ENCODER, [""] * 17) is None
         assert tokenization.tokenize_now(FAKE_ENCODER, ["a"] * 20) is None
         assert tokenization.tokenize_now(FAKE_ENCODER, [("a " * 300, "b " * 300)]) is None
         with pytest.raises(InvalidField):
@@ -63,6 +71,29 @@ def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_each_request():
     tokenization = TokenizationThread(load)
     asyncio.run(scenario())
     tokenization.close()
+
+
+def test_what_waits_is_done_together_up_to_a_limit_and_by_side_and_work_apart():
+    tokenizer, may_load = FakeTokenizer(), threading.Event()
+
+    def load(_):
+        may_load.wait(30)
+        return tokenizer
+
+    async def scenario():
+        tokenization = TokenizationThread(load)
+        calls = [tokenization.run(FAKE_ENCODER, lambda each: each is tokenizer)]  # the thread waits with it
+        await asyncio.to_thread(wait_until, tokenization._jobs.empty)
+        calls += [tokenization.tokenize(FAKE_ENCODER, ["a b", "c"]), tokenization.tokenize(FAKE_ENCODER, ["d"] * 254)]
+        calls += [tokenization.tokenize(FAKE_ENCODER, ["e"], side) for side in ("right", "left")]
+        may_load.set()
+        results = await asyncio.gather(*calls)
+        await asyncio.to_thread(tokenization.close)
+        assert results[0] is True
+        assert [[text.num_tokens for text in each] for each in results[1:]] == [[4, 3], [3] * 254, [3], [3]]
+
+    asyncio.run(scenario())
+    assert tokenizer.batch_sizes == [256, 1, 1]
 
 
 def test_texts_of_clients_that_have_gone_are_not_tokenized():
