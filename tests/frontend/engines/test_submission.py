@@ -111,7 +111,8 @@ def metrics(code):
     return (
         declarations.DEPLOYMENT_REQUESTS.labels("tiny", "tiny@3", code)._value.get(),
         sum(bucket.get() for bucket in buckets),
-        declarations.REQUESTS.labels(outcomes.OTHER, code)._value.get(),
+        # Whether the model is known in this process depends on the tests before.
+        sum(declarations.REQUESTS.labels(model, code)._value.get() for model in ("tiny", outcomes.OTHER)),
         declarations.DEADLINES_MISSED.labels("tiny")._value.get(),
         declarations.REQUESTS_IN_FLIGHT._value.get(),
     )
