@@ -1,5 +1,7 @@
 """Examples of forecasts; `test_virtual_time.py` checks in virtual time that forecasts come true."""
 
+import math
+
 import pytest
 
 from noria.protocol.model_spec import ModelKey
@@ -120,3 +122,17 @@ def test_an_exclusive_request_waits_for_an_empty_batch_and_holds_others_back():
     images += [image("suspect", 3, exclusive=True, index=index) for index in range(2)]
     images += [image("after", 1)]
     assert forecast_times(images) == {"runs": (0.0, 2.0), "suspect": (2.0, 8.0), "after": (8.0, 9.0)}
+
+
+@pytest.mark.parametrize(
+    ("num_evictable", "finishes"),
+    [(math.inf, (4.0, 6.0, 10.0, 14.0)), (0, (10.0, 12.0, 6.0, 14.0)), (-math.inf, (10.0, 14.0, 6.0, 12.0))],
+)
+def test_as_many_images_are_evicted_as_can_be_and_one_more_when_another_has_returned(num_evictable, finishes):
+    """Of two slots: two images wait that are ahead of those that run, and one of them was evicted."""
+    images = [image("evicted", 2, is_begun=True), image("new", 3)]
+    images += [
+        image(name, calls, running=True, is_begun=True, is_evictable=True) for name, calls in (("a", 3), ("b", 6))
+    ]
+    done = forecast(images, 2, costs(), {}, num_evictable=num_evictable)
+    assert tuple(done[each.image].finish_in_s for each in images) == pytest.approx(finishes)

@@ -290,7 +290,7 @@ class CompletionPredictor:
             each.running = each.running and each.calls_left <= 0
         requests = {each.batch_key: self.table.request_of(each.image) for each in simulated}
         mix_sizes(simulated, requests, max_running, self.costs)
-        num_evictable = self.table.num_evictable if self.max_running == self.table.num_slots else 0
+        num_evictable = self.table.num_evictable if self.max_running == self.table.num_slots else -math.inf
         limits = self.costs, self._expected_batch_size, self.decode_batch, self.width_slack, num_evictable
         if head.behind or end != NOTHING_BEHIND:
             forecasts = head.extrapolate(forecast_head(simulated, max_running, *limits))

@@ -105,7 +105,6 @@ class StepScheduler:
             self._predictor.width_slack = self.fair_width_slack
         self._admission = AdmissionControl(self._table, self._predictor, self.queue_limit, self.queue_limit_s)
         self._step_selector = StepSelector(self._predictor)
-        # As many as there are slots, or fewer where the host's memory does not fit them.
         self._evictions = EvictionSelector(self._predictor)
 
     @property
