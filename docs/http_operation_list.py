@@ -24,9 +24,6 @@ _EXPLAINED = {
     "Generate": "http-api.md",
     "Encode texts": "encoders.md#routes-of-text-embeddings-inference",
     "Jobs": "http-api.md#jobs",
-    "Deployments": "registry.md#deploy",
-    "Statistics": "statistics.md",
-    "Lineage": "registry.md#lineage-in",
     "A1111's API": "http-api.md#a1111s-api",
     "The Open Inference Protocol": "encoders.md#open-inference-protocol",
 }

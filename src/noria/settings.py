@@ -299,9 +299,9 @@ def settings_docs() -> str:
         "capitals: `NORIA_ENGINE_SLOTS`; an empty one counts as not set. Unknown keys are errors, and so are",
         "unknown variables `NORIA_…`, but for those that Kubernetes sets for Services. Lists are",
         "comma-separated in variables and flags, `[]` is an empty one; boolean flags are `--flag`,",
-        "`--no-flag`, and `--auto-flag` of those that can be `auto`. Relative paths are below the folder",
-        "where `noria` is started. `noria config example` prints a file with all settings. `make docs` writes",
-        "this page from `src/noria/config/`.",
+        "`--no-flag`, and `--auto-flag` of those that can be `auto`. Relative paths, in a file too, are",
+        "below the folder where `noria` is started. `noria config example` prints a file with all settings.",
+        "`make docs` writes this page from `src/noria/config/`.",
     ]
     section: tuple[str, ...] | None = None
     for setting in list_settings():

@@ -352,8 +352,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="an engine is restarted when an iteration takes longer than this and ten times its longest, or "
-            "it answers no pings for this long",
+            description="an engine is restarted when an iteration takes longer than this and than ten times its "
+            "longest, or it answers no pings for this long",
         ),
     ] = 60.0
     start_timeout_s: Annotated[

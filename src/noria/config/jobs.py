@@ -52,7 +52,7 @@ class JobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=0.01,
             le=100,
-            description="weight of a key's jobs in the shares of an engine, beside 1 of a client",
+            description="weight of a key's jobs in the shares of an engine, beside 1 of a client that waits",
         ),
     ] = 0.25
     max_queued: Annotated[int, Meta(ge=0, description="maximum queued jobs; more are 429")] = 10_000
