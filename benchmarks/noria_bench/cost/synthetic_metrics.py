@@ -21,8 +21,8 @@ import setproctitle
 from msgspec import Struct
 
 from noria.observe.metrics.dead_processes import merge_dead_processes
-from noria.protocol.messages import engine_name
 from noria.protocol.process_signals import die_with_parent
+from noria.protocol.tasks import engine_name
 
 LABEL_SETS = 100
 # Above the largest process id.

@@ -41,10 +41,9 @@ from noria.observe.logs.setup import gathering_lines, logging_here
 from noria.observe.metrics import declarations, outcomes
 from noria.observe.metrics.engine_series import init_engine_series
 from noria.observe.traces.setup import open_tracer
-from noria.protocol.messages import NumFrontends, Retire, engine_name
 from noria.protocol.process_signals import STOP_SIGNAL, die_with_parent, leave_signals_to_supervisor
-from noria.protocol.supervisor_link import follow_supervisor
-from noria.protocol.tasks import FrontendTask
+from noria.protocol.supervisor_link import NumFrontends, Retire, follow_supervisor
+from noria.protocol.tasks import FrontendTask, engine_name
 from noria.registry.deployments.routes_file import routes_file
 
 _REJECT_GRACE_S = 2.0  # after a drain, to answer 503 to the requests in flight; the supervisor waits for 5 s

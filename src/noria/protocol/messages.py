@@ -36,11 +36,6 @@ from noria.protocol.request import EngineRequest
 from noria.protocol.text import TextTimings
 
 
-def engine_name(number: int) -> str:
-    """The name of the engine of device `number` in logs, metrics, traces and `GET /v1/live`; it survives restarts."""
-    return f"engine-{number}"
-
-
 class Hello(Struct, frozen=True, tag=True):
     """The first message of a client on each connection; answered by `EngineState`.
 
@@ -406,17 +401,3 @@ def deserialize_from_engine(frame: bytes | memoryview) -> FromEngine:
         return _from_engine_decoder.decode(frame)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
-
-
-class NumFrontends(Struct, frozen=True, tag=True):
-    """From the supervisor to a front end, as a line of JSON: how many share clients and limits from now on."""
-
-    count: int
-
-
-class Retire(Struct, frozen=True, tag=True):
-    """From the supervisor to a front end, as a line of JSON: end when all clients have left."""
-
-
-CHILD_ALIVE = b"alive\n"
-"""From a front end or the registrar to the supervisor: it has started, or answers a ping."""

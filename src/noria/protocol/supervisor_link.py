@@ -5,8 +5,22 @@ import socket
 from collections.abc import AsyncIterator
 
 import msgspec
+from msgspec import Struct
 
-from noria.protocol.messages import CHILD_ALIVE, NumFrontends, Ping, Retire
+from noria.protocol.messages import Ping
+
+CHILD_ALIVE = b"alive\n"
+"""From a front end or the registrar to the supervisor: it has started, or answers a ping."""
+
+
+class NumFrontends(Struct, frozen=True, tag=True):
+    """To a front end: how many share clients and limits from now on."""
+
+    count: int
+
+
+class Retire(Struct, frozen=True, tag=True):
+    """To a front end: end when all clients have left."""
 
 
 async def follow_supervisor(control_fd: int) -> AsyncIterator[NumFrontends | Retire]:

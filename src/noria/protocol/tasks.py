@@ -15,6 +15,11 @@ from noria.protocol.messages import ExitCause
 from noria.protocol.text import EncoderModelSpec
 
 
+def engine_name(number: int) -> str:
+    """The name of the engine of device `number` in logs, metrics, traces and `GET /v1/live`; it survives restarts."""
+    return f"engine-{number}"
+
+
 class EngineTask(msgspec.Struct, frozen=True):
     """The task of an engine."""
 

@@ -28,13 +28,12 @@ from noria.protocol.messages import (
     ExitCause,
     Hello,
     LoadAck,
-    NumFrontends,
     Ping,
     Pong,
-    Retire,
     ToEngine,
 )
 from noria.protocol.process_signals import STOP_SIGNAL
+from noria.protocol.supervisor_link import NumFrontends, Retire
 from noria.protocol.tasks import EngineTask, FrontendTask, RegistrarTask
 from noria.protocol.transport import Connected, Disconnected, EngineConnection
 from noria.supervisor.exit_cause import classify_exit, combine_exits

@@ -9,9 +9,8 @@ from noria.config import Config
 from noria.errors import NoriaError
 from noria.observe.logs.log_record import fields
 from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.messages import engine_name
 from noria.protocol.routes import Target
-from noria.protocol.tasks import EngineAddress, EngineTask, FrontendTask, RegistrarTask
+from noria.protocol.tasks import EngineAddress, EngineTask, FrontendTask, RegistrarTask, engine_name
 from noria.registry.deployments.routed_models import routed_models
 from noria.registry.deployments.routes_file import read_routes, routes_file
 from noria.supervisor.child_process import ControlledChild, EngineChild, FrontendChild, engine_child

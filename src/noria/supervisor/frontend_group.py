@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import psutil
 
-from noria.protocol.messages import NumFrontends, Retire
+from noria.protocol.supervisor_link import NumFrontends, Retire
 from noria.supervisor import frontend_scaler
 from noria.supervisor.child_process import FrontendChild
 from noria.supervisor.frontend_scaler import FrontendScaler, StartFrontend, StopFrontend

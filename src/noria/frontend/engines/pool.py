@@ -21,8 +21,9 @@ from noria.frontend.engines.retries import RETRY_AFTER_S, RetryingSubmitter
 from noria.frontend.engines.router import route
 from noria.observe.metrics import outcomes
 from noria.protocol.kinds import AnyModelSpec
-from noria.protocol.messages import EngineState, EngineView, Ping, ViewRequest, engine_name
+from noria.protocol.messages import EngineState, EngineView, Ping, ViewRequest
 from noria.protocol.model_spec import ModelKey, ModelSpec
+from noria.protocol.tasks import engine_name
 from noria.protocol.transport import Connected, ConnectionEvent, Disconnected, EngineConnection, EngineEndpoint
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
