@@ -335,8 +335,6 @@ async def test_leases_are_renewed_while_all_request_threads_are_blocked(store, r
         async with running_worker(store, results, executor, clock=lambda: now, offload=offload):
             await wait_until_async(lambda: status_of(store, name) == "processing")
             leased_until = store.get(name).lease_until
-            await asyncio.sleep(3 * TICK_S)
-            assert store.get(name).lease_until == leased_until  # not at each heartbeat
             now += LEASE_S / 2
             await wait_until_async(lambda: store.get(name).lease_until > leased_until)
         assert status_of(store, name) == "starting"

@@ -106,7 +106,7 @@ def deployed(spec):
 
 
 def metrics(code):
-    """The metrics of a deployed request, of others, and of both."""
+    """Return the counts of requests for `tiny` with this outcome, by deployment and model, and of those in flight."""
     buckets = declarations.DEPLOYMENT_REQUEST_SECONDS.labels("tiny", "tiny@3")._buckets
     return (
         declarations.DEPLOYMENT_REQUESTS.labels("tiny", "tiny@3", code)._value.get(),

@@ -1,24 +1,20 @@
 """/v1/jobs over HTTP, with a real database and a fake engine."""
 
 import contextlib
-import copy
 import json
 import math
 import threading
 import time
 
 import httpx
-import msgspec
 import pytest
 
 import waiting
 from frontends import serving
 from jobs.webhook_receiver import Receiver
 from noria.config import Config, FrontendConfig, JobsConfig
-from noria.frontend.jobs.inputs import JobImages, images_in, take_images
 from noria.jobs.webhooks.signing import read_secrets, sign
 from noria.observe.metrics import declarations
-from noria.protocol.request import ImageRequestBody
 from noria.testing.fake_engine import FakeEngine
 from waiting import wait_until
 
@@ -379,35 +375,6 @@ def test_without_keys_each_address_has_its_share_of_pending_webhooks(serve_jobs)
         assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "rate_limited")
         assert "the address 192.0.2.1 has 1 pending webhooks" in rejected.json()["error"]["message"]
         assert post(client, {"X-Forwarded-For": "192.0.2.2"}, webhook=url).status_code == 202
-
-
-def test_the_files_of_an_input_are_taken_out_and_put_back():
-    control, other = {"name": "edges", "image": "c"}, {"name": "depth", "image": "d"}
-    sent = {
-        "prompt": "p", "image": "i", "mask": "m", "controls": [control, {"name": "x"}, other],
-        "reference_images": ["r", "s"], "ip_adapter": {"name": "a", "image": "j"},
-    }  # fmt: skip
-    assert images_in(sent) == ["i", "m", "c", "d", "r", "s", "j"]
-    body, rest = msgspec.convert(sent, ImageRequestBody), copy.deepcopy(sent)
-    images = take_images(rest)
-    assert images == JobImages({"image": "i", "mask": "m"}, {0: "c", 2: "d"}, ["r", "s"], "j")
-    assert rest == {"prompt": "p", "controls": [{"name": each} for each in ("edges", "x", "depth")],
-                    "ip_adapter": {"name": "a"}}  # fmt: skip
-    assert images.put_back(msgspec.convert(rest, ImageRequestBody)) == body
-    assert images == JobImages()
-    assert images.put_back(ImageRequestBody("p")) == ImageRequestBody("p")
-
-
-def test_of_a_wrong_input_only_what_is_a_file_is_taken_out():
-    wrong = {"image": 1, "mask": None, "controls": [1, {"image": 2}], "reference_images": ["r", 3], "ip_adapter": 4}
-    rest = copy.deepcopy(wrong)
-    assert (take_images(rest), rest, images_in(wrong)) == (JobImages(), wrong, ["r"])
-    for each in ({"controls": "c", "reference_images": "r", "ip_adapter": {"image": 1}}, {"controls": None}):
-        rest = copy.deepcopy(each)
-        assert (take_images(rest), rest, images_in(each)) == (JobImages(), each, [])
-    generations = {"endpoint": "/v1/images/generations", "image": "i", "reference_images": ["r"]}
-    assert take_images(generations) == JobImages(references=["r"])
-    assert generations == {"endpoint": "/v1/images/generations", "image": "i"}
 
 
 def test_the_documented_input_is_a_body_of_either_route_without_streaming(client):
